@@ -34,11 +34,6 @@ def test_what_is_read_or_was_given_is_a_copy() -> None:
     assert context.parallel.config_info == "a: b c"
 
 
-def test_an_array_is_no_target() -> None:
-    with pytest.raises(TypeError, match="target must be list"):
-        Context().target = np.array(["cpu", "gpu"])  # type: ignore[assignment]
-
-
 def test_numpy_integers_are_integers() -> None:
     cpu = Context().cpu
     cpu.thread_num, cpu.thread_affinity_core_list = np.int64(3), [np.uint8(1)]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,17 +58,21 @@ def package(
     (info / "RECORD").write_text("\n".join([*listed, f"{info.name}/RECORD,,"]) + "\n")
 
 
+def looked_at(folder: Path, *requires: str, **facts: Any) -> list[Finding]:
+    """Return the findings on a package my-plugin with these requirements."""
+    package(folder, "my-plugin", requires=requires, **facts)
+    return Packages().look_at("My_Plugin")
+
+
 def test_requirements_that_are_met_are_listed_with_their_versions(plugin_folder: Path) -> None:
     package(plugin_folder, "vendor-runtime", "2.5")
-    package(plugin_folder, "my-plugin", requires=["vendor_runtime>=2,<3", "pluggy>=1"])
-    [finding] = Packages().look_at("my-plugin")
+    [finding] = looked_at(plugin_folder, "vendor_runtime>=2,<3", "pluggy>=1")
     assert finding.status is OK
     assert finding.detail.startswith("vendor-runtime 2.5, pluggy 1.")
 
 
 def test_a_plugin_for_another_version_of_the_core_is_a_problem(plugin_folder: Path) -> None:
-    package(plugin_folder, "my-plugin", "7.0", requires=["inference-engine==99.1"])
-    [finding] = Packages().look_at("My_Plugin")
+    [finding] = looked_at(plugin_folder, "inference-engine==99.1", version="7.0")
     assert finding.status is PROBLEM
     assert "my-plugin 7.0 needs inference-engine==99.1" in finding.detail
     assert f"inference-engine {engine.__version__} is installed" in finding.detail
@@ -86,8 +91,7 @@ def test_a_requirement_that_is_not_met_is_a_problem_with_its_command(
 ) -> None:
     package(plugin_folder, "vendor-runtime", "2.5")
     (plugin_folder / "no_such_runtime/leftovers").mkdir(parents=True)
-    package(plugin_folder, "my-plugin", requires=[requirement])
-    [finding] = Packages().look_at("my-plugin")
+    [finding] = looked_at(plugin_folder, requirement)
     assert finding.status is PROBLEM
     assert f"my-plugin 1.0 needs {requirement}" in finding.detail
     assert said in finding.detail
@@ -96,13 +100,11 @@ def test_a_requirement_that_is_not_met_is_a_problem_with_its_command(
 
 def test_a_prerelease_of_what_is_required_will_do(plugin_folder: Path) -> None:
     package(plugin_folder, "vendor-runtime", "2.5.dev3")
-    package(plugin_folder, "my-plugin", requires=["vendor-runtime>=2"])
-    assert [each.status for each in Packages().look_at("my-plugin")] == [OK]
+    assert [each.status for each in looked_at(plugin_folder, "vendor-runtime>=2")] == [OK]
 
 
 def test_what_a_requirement_asks_of_other_machines_is_nothing_here(plugin_folder: Path) -> None:
-    package(plugin_folder, "my-plugin", requires=['no-such-runtime; sys_platform == "abacus"'])
-    [finding] = Packages().look_at("my-plugin")
+    [finding] = looked_at(plugin_folder, 'no-such-runtime; sys_platform == "abacus"')
     assert (finding.status, finding.detail) == (OK, "none")
 
 
@@ -112,8 +114,7 @@ def test_another_distribution_may_stand_in_for_the_one_that_is_required(
     (plugin_folder / "vendorrt").mkdir()
     (plugin_folder / "vendorrt/__init__.py").write_text("raise SystemExit('imported')")
     package(plugin_folder, "vendorrt-gpu", "3.1", files={"vendorrt/__init__.py": "x"})
-    package(plugin_folder, "my-plugin", requires=["vendorrt"])
-    [finding] = Packages().look_at("my-plugin")
+    [finding] = looked_at(plugin_folder, "vendorrt")
     assert finding.status is NOTE
     assert "vendorrt-gpu 3.1" in finding.detail
     assert "vendorrt" not in sys.modules
@@ -121,13 +122,8 @@ def test_another_distribution_may_stand_in_for_the_one_that_is_required(
 
 def test_an_extra_counts_only_as_far_as_it_is_installed(plugin_folder: Path) -> None:
     package(plugin_folder, "driver-bindings", "1.0")
-    package(
-        plugin_folder,
-        "my-plugin",
-        extras=["runtime"],
-        requires=['driver-bindings>=2; extra == "runtime"', 'absent; extra == "runtime"'],
-    )
-    [finding] = Packages().look_at("my-plugin")
+    requires = ('driver-bindings>=2; extra == "runtime"', 'absent; extra == "runtime"')
+    [finding] = looked_at(plugin_folder, *requires, extras=["runtime"])
     assert finding.status is PROBLEM
     assert "driver-bindings 1.0 is installed" in finding.detail
 
@@ -135,8 +131,7 @@ def test_an_extra_counts_only_as_far_as_it_is_installed(plugin_folder: Path) -> 
 def test_what_a_requirement_lacks_in_turn_is_a_note(plugin_folder: Path) -> None:
     package(plugin_folder, "deep", "1.0")
     package(plugin_folder, "middle", requires=["deep>=2", "my-plugin"])  # and a circle
-    package(plugin_folder, "my-plugin", requires=["middle"])
-    findings = Packages().look_at("my-plugin")
+    findings = looked_at(plugin_folder, "middle")
     assert [each.status for each in findings] == [OK, NOTE]
     assert findings[1].detail == "middle 1.0 needs deep>=2; deep 1.0 is installed"
 
@@ -148,8 +143,7 @@ VENDOR_GPU = {"vendorrt/__init__.py": "same", "vendorrt/core.so": "gpu"}
 def test_two_distributions_that_overwrite_one_module_are_a_problem(plugin_folder: Path) -> None:
     package(plugin_folder, "vendorrt", "1.1", files=VENDOR)
     package(plugin_folder, "vendorrt-gpu", "1.2", files=VENDOR_GPU)
-    package(plugin_folder, "my-plugin", requires=["vendorrt>=1"])
-    finding = found(Packages().look_at("my-plugin"), "module vendorrt")
+    finding = found(looked_at(plugin_folder, "vendorrt>=1"), "module vendorrt")
     assert finding.status is PROBLEM
     assert "vendorrt 1.1" in finding.detail
     assert "vendorrt-gpu 1.2" in finding.detail
@@ -163,16 +157,14 @@ def test_they_are_a_problem_too_where_neither_is_the_one_required(plugin_folder:
     (plugin_folder / "vendorrt/__init__.py").touch()
     package(plugin_folder, "vendorrt-gpu", files=VENDOR)
     package(plugin_folder, "vendorrt-npu", files=VENDOR_GPU)
-    package(plugin_folder, "my-plugin", requires=["vendorrt"])
-    assert found(Packages().look_at("my-plugin"), "module vendorrt").status is PROBLEM
+    assert found(looked_at(plugin_folder, "vendorrt"), "module vendorrt").status is PROBLEM
 
 
 def test_they_are_a_problem_too_where_a_requirement_brings_one_of_them(plugin_folder: Path) -> None:
     package(plugin_folder, "vendorrt-bindings-one", files=VENDOR)
     package(plugin_folder, "vendorrt-bindings-two", files=VENDOR_GPU)
     package(plugin_folder, "vendorrt", requires=["vendorrt-bindings-one"])  # a name and no files
-    package(plugin_folder, "my-plugin", requires=["vendorrt"])
-    assert found(Packages().look_at("my-plugin"), "module vendorrt").status is PROBLEM
+    assert found(looked_at(plugin_folder, "vendorrt"), "module vendorrt").status is PROBLEM
 
 
 @pytest.mark.parametrize("module", ["namespace", "tests"])
@@ -181,15 +173,13 @@ def test_files_that_are_equal_or_nobodys_are_no_problem(plugin_folder: Path, mod
         own = {"namespace/__init__.py": "", f"namespace/{name}.py": name}
         stray = {"tests/__init__.py": "", "tests/test_it.py": name}
         package(plugin_folder, name, files=stray if module == "tests" else own)
-    package(plugin_folder, "my-plugin", requires=["one", "two"])
-    assert [each.status for each in Packages().look_at("my-plugin")] == [OK]
+    assert [each.status for each in looked_at(plugin_folder, "one", "two")] == [OK]
 
 
 def test_distributions_that_nobody_here_needs_are_not_judged(plugin_folder: Path) -> None:
     package(plugin_folder, "stranger", requires=["no-such-runtime"], files=VENDOR)
     package(plugin_folder, "other-stranger", files=VENDOR_GPU)
-    package(plugin_folder, "my-plugin")
-    assert [each.status for each in Packages().look_at("my-plugin")] == [OK]
+    assert [each.status for each in looked_at(plugin_folder)] == [OK]
     assert Packages().look_at("not-there") == []
 
 
@@ -199,16 +189,14 @@ def test_damaged_metadata_of_some_package_stops_no_diagnosis(
 ) -> None:
     package(plugin_folder, "damaged", requires=["!!!", "pluggy"])
     (plugin_folder / "damaged-1.0.dist-info" / name).write_bytes(b"\xff\xfe\x00")
-    package(plugin_folder, "my-plugin", requires=["pluggy", "%%%"])
-    assert [each.status for each in Packages().look_at("my-plugin")] == [OK]
+    assert [each.status for each in looked_at(plugin_folder, "pluggy", "%%%")] == [OK]
 
 
 def test_without_packaging_the_requirements_are_said_to_be_unchecked(
     plugin_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package(plugin_folder, "my-plugin", requires=["no-such-runtime"])
     monkeypatch.setitem(sys.modules, "packaging.requirements", None)
-    [finding] = Packages().look_at("my-plugin")
+    [finding] = looked_at(plugin_folder, "no-such-runtime")
     assert (finding.status, finding.fix) == (NOTE, "run: pip install packaging")
 
 
@@ -226,18 +214,32 @@ def test_a_variable_that_is_set_is_a_note_on_what_it_does(null_backend: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "status", "said"),
     [
-        ("ENGINE_TARGET", "nothing-here"),
-        ("ENGINE_DISABLED_BACKENDS", "nothing-here"),
-        ("ENGINE_EXTENSIONS", "nothing-here"),
-        ("ENGINE_CACHE", "perhaps"),
-        ("ENGINE_LOCAL_SIZE", "-1"),
+        ("ENGINE_TARGET", "NULL", NOTE, ""),
+        ("ENGINE_TARGET", "null, tpu", PROBLEM, "no backend serves 'tpu' (installed: "),
+        ("ENGINE_DISABLED_BACKENDS", "null,nul", NOTE, "there is no 'nul' (installed: "),
+        ("ENGINE_EXTENSIONS", "no_such", PROBLEM, "no 'no_such', so no model can be built (inst"),
+        ("ENGINE_CACHE", "Read", NOTE, ""),
+        ("ENGINE_CACHE", "yes", PROBLEM, "expected on, read, off, so no model can be built"),
+        ("ENGINE_LOCAL_SIZE", "2", NOTE, ""),
+        ("ENGINE_LOCAL_SIZE", "0", PROBLEM, "so no model can be built"),
+        ("ENGINE_LOCAL_SIZE", "two", PROBLEM, "so no model can be built"),
     ],
 )
-def test_a_variable_whose_value_is_wrong_has_a_fix(name: str, value: str) -> None:
+def test_a_variable_whose_value_is_wrong_has_a_fix(
+    null_backend: str, name: str, value: str, status: Status, said: str
+) -> None:
     [finding] = look_at_variables({name: value})
-    assert finding.fix == f"run: unset {name}"
+    assert finding.status is status
+    assert said in finding.detail
+    assert finding.fix == (f"run: unset {name}" if said else "")
+
+
+def test_the_key_of_a_jobs_store_is_not_shown() -> None:
+    [finding] = look_at_variables({"ENGINE_STORE_KEY": "5ec7e7"})
+    assert "5ec7e7" not in f"{finding}"
+    assert "ranks of this job" in finding.detail
 
 
 def test_an_unknown_variable_is_told_the_nearest_known() -> None:
@@ -246,41 +248,6 @@ def test_an_unknown_variable_is_told_the_nearest_known() -> None:
     assert "did you mean ENGINE_TARGET?" in near.detail
     [far] = look_at_variables({"ENGINE_ZZZ": ""})
     assert "did you mean" not in far.detail
-
-
-def test_a_target_that_stops_every_model_is_a_problem(null_backend: str) -> None:
-    [finding] = look_at_variables({"ENGINE_TARGET": "null, tpu"})
-    assert finding.status is PROBLEM
-    assert "no backend serves 'tpu'" in finding.detail
-    assert null_backend in finding.detail
-    [well] = look_at_variables({"ENGINE_TARGET": "NULL"})
-    assert well.status is NOTE
-
-
-@pytest.mark.parametrize(("value", "status"), [("Read", NOTE), ("yes", PROBLEM)])
-def test_a_way_to_use_the_cache_that_is_none_is_a_problem(value: str, status: Status) -> None:
-    [finding] = look_at_variables({"ENGINE_CACHE": value})
-    assert finding.status is status
-    assert ("no model can be built" in finding.detail) == (status is PROBLEM)
-
-
-def test_disabled_backends_that_do_not_exist_are_named(null_backend: str) -> None:
-    [finding] = look_at_variables({"ENGINE_DISABLED_BACKENDS": "null,nul"})
-    assert finding.status is NOTE
-    assert "there is no 'nul'" in finding.detail
-
-
-def test_an_extension_that_is_not_installed_is_a_problem() -> None:
-    [finding] = look_at_variables({"ENGINE_EXTENSIONS": "no_such_extension"})
-    assert finding.status is PROBLEM
-    assert "there is no 'no_such_extension', so no model can be built" in finding.detail
-
-
-@pytest.mark.parametrize(("value", "status"), [("2", NOTE), ("0", PROBLEM), ("two", PROBLEM)])
-def test_a_number_of_processes_that_is_none_is_a_problem(value: str, status: Status) -> None:
-    [finding] = look_at_variables({"ENGINE_LOCAL_SIZE": value})
-    assert finding.status is status
-    assert ("no model can be built" in finding.detail) == (status is PROBLEM)
 
 
 def test_an_empty_variable_is_none() -> None:
@@ -635,9 +602,3 @@ def test_an_interrupt_ends_the_processes_at_once(plugin_folder: Path, tmp_path: 
     for name in ("one", "two"):
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / name).read_text()), 0)
-
-
-def test_the_key_of_a_jobs_store_is_not_shown() -> None:
-    [finding] = look_at_variables({"ENGINE_STORE_KEY": "5ec7e7"})
-    assert "5ec7e7" not in f"{finding}"
-    assert "ranks of this job" in finding.detail

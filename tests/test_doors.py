@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from doors import PAGE, check_all, examples
 
+import engine
 from engine.backends import BackendState
 from engine.backends.doors import DOORS
 from engine.backends.isolation.listing import plugins
+from engine_testing import models
 from engine_testing.plugins import install
 
 EXAMPLES = examples()
@@ -60,6 +62,22 @@ def test_a_broken_entry_of_each_kind_stops_nothing(
         assert found[example.kind, example.name].state is BackendState.READY
         assert "no_such_one" in found[example.kind, f"torn_{example.name}"].reason
     check_all(tmp_path, null_backend)
+
+
+@pytest.mark.parametrize("kind", ["extensions", "passes"])
+def test_the_error_of_a_broken_entry_has_that_of_its_import_as_cause(
+    kind: str,
+    plugin_folder: Path,
+    null_backend: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = f"engine.{kind}.v1"
+    install(plugin_folder, "torn", f"torn_{kind}", group=group, source="1 / 0")
+    monkeypatch.setenv(f"ENGINE_{kind.upper()}", "torn")
+    with pytest.raises(engine.EngineError, match="torn") as caught:
+        engine.load(models.affine(tmp_path), null_backend)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_the_examples_do_what_the_page_says(

@@ -48,51 +48,60 @@ def test_what_is_no_model_is_refused_by_its_type(path: Path) -> None:
     for other in (7, None, [str(path)], onnx):
         with pytest.raises(TypeError, match="model must be a path, bytes, an open binary file or"):
             engine.load(other)  # type: ignore[arg-type]
-    with path.open(encoding="latin-1") as file, pytest.raises(TypeError, match=r"open\(path, 'rb'"):
-        engine.load(file)  # type: ignore[arg-type]
+    path.write_bytes(b"\xc9" + path.read_bytes())  # no text in UTF-8
+    for encoding in ("latin-1", "utf-8"):
+        with path.open(encoding=encoding) as text, pytest.raises(TypeError, match=r"\(path, 'rb'"):
+            engine.load(text)  # type: ignore[arg-type]
     with path.open("rb") as file:
         file.read()
         with pytest.raises(ModelError, match="what is left to read in the model's file: empty"):
             engine.load(file)
 
 
-def test_a_module_of_torch_is_told_how_it_becomes_a_model() -> None:
-    class Module:
-        def forward(self) -> None: ...
-        def state_dict(self) -> None: ...
+class Module:
+    """A module, as torch has them."""
 
-    with pytest.raises(TypeError, match=r"Module'>. Export it: torch\.onnx\.export\(model, "):
-        engine.load(Module())  # type: ignore[arg-type]
+    def forward(self) -> None: ...
+    def state_dict(self) -> None: ...
 
 
-def test_a_program_that_torch_has_exported_is_told_where_its_model_is() -> None:
-    class ONNXProgram:
-        @property
-        def model_proto(self) -> None:
-            raise AssertionError("building it may take long")
+class ONNXProgram:
+    """What torch.onnx.export gives."""
 
-    with pytest.raises(TypeError, match=r"ONNXProgram'>. Pass its \.model_proto$"):
-        engine.load(ONNXProgram())  # type: ignore[arg-type]
+    @property
+    def model_proto(self) -> None:
+        raise AssertionError("building it may take long")
+
+
+class Huge:
+    """A proto that no bytes can hold."""
+
+    def SerializeToString(self) -> bytes:
+        raise ValueError("Message onnx.ModelProto exceeds maximum protobuf size of 2GB")
+
+
+@pytest.mark.parametrize(
+    ("thing", "kind", "said"),
+    [
+        (Module(), TypeError, r"Module'>. Export it: torch\.onnx\.export\(model, "),
+        ({"weight": X}, TypeError, r"Export it: torch\.onnx\.export\(model"),
+        (ONNXProgram(), TypeError, r"ONNXProgram'>. Pass its \.model_proto$"),
+        (Huge(), ModelError, r"maximum protobuf size.*save_as_external_data=True"),
+        ("https://host/a.onnx", ModelError, r"https://host/a\.onnx: is an address"),
+    ],
+)
+def test_what_is_no_model_is_told_how_it_becomes_one(
+    thing: Any, kind: type[Exception], said: str
+) -> None:
+    with pytest.raises(kind, match=said):
+        engine.load(thing)
 
 
 def test_compare_tells_what_is_no_model_as_load_does(path: Path) -> None:
-    class Module:
-        def forward(self) -> None: ...
-        def state_dict(self) -> None: ...
-
     with pytest.raises(TypeError, match=r"^b must be .* path, but got .*Module'>. Export it: tor"):
         engine.compare(path, Module())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^a must be a built model or a path, but got <class 'in"):
         engine.compare(7)  # type: ignore[arg-type]
-
-
-def test_a_proto_too_large_for_bytes_names_the_way_out() -> None:
-    class Huge:
-        def SerializeToString(self) -> bytes:
-            raise ValueError("Message onnx.ModelProto exceeds maximum protobuf size of 2GB")
-
-    with pytest.raises(ModelError, match=r"maximum protobuf size.*save_as_external_data=True"):
-        engine.load(Huge())  # type: ignore[arg-type]
 
 
 def test_bytes_may_be_encrypted(path: Path, null_backend: str) -> None:
@@ -200,11 +209,6 @@ def test_a_working_folder_that_was_deleted_is_named_as_the_reason(
         engine.load("net.onnx", null_backend)
 
 
-def test_an_address_is_told_from_a_path() -> None:
-    with pytest.raises(ModelError, match=r"https://host/a\.onnx: is an address"):
-        engine.load("https://host/a.onnx")
-
-
 # ---------------------------------------------------------------------------- the configuration
 
 
@@ -249,16 +253,21 @@ def test_a_broken_configuration_is_one_error_that_names_the_place(
         read_config(str(tmp_path / name))
 
 
-def test_a_yaml_that_only_comments_is_empty(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("# nothing yet\n")
-    assert read_config(os.fspath(tmp_path / "c.yaml")) == {}
-
-
-def test_on_and_off_in_yaml_are_the_options_of_these_names(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("common_context: {compile_cache: off, x: On, isolate: yes}\n")
-    assert read_config(os.fspath(tmp_path / "c.yaml")) == {
-        "common_context": {"compile_cache": "off", "x": "On", "isolate": "1"}
-    }
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("# nothing yet", {}),
+        (
+            "a: {cache: off, x: On, isolate: yes}",
+            {"a": {"cache": "off", "x": "On", "isolate": "1"}},
+        ),
+    ],
+)
+def test_on_and_off_in_yaml_are_texts_and_comments_nothing(
+    text: str, found: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    assert read_config(os.fspath(tmp_path / "c.yaml")) == found
 
 
 def test_a_typed_configuration_reaches_the_backend(path: Path, null_backend: str) -> None:
@@ -307,17 +316,6 @@ def test_python_suggests_names_of_the_package() -> None:
     with pytest.raises(AttributeError) as error:
         engine.Modle  # type: ignore[attr-defined]  # noqa: B018
     assert (error.value.name, error.value.obj) == ("Modle", engine)  # what Python goes by
-
-
-def test_a_file_opened_for_text_is_told_how_it_is_opened(path: Path) -> None:
-    path.write_bytes(b"\xc9" + path.read_bytes())  # no text
-    with path.open(encoding="utf-8") as file, pytest.raises(TypeError, match=r"open\(path, 'rb'\)"):
-        engine.load(file)  # type: ignore[arg-type]
-
-
-def test_weights_without_a_graph_are_told_how_a_model_is_made() -> None:
-    with pytest.raises(TypeError, match=r"Export it: torch\.onnx\.export\(model"):
-        engine.load({"weight": np.zeros(2)})  # type: ignore[arg-type]
 
 
 def test_a_target_that_is_no_name_is_shown_one(path: Path) -> None:

@@ -7,7 +7,7 @@ import gc
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -189,10 +189,8 @@ def test_a_model_is_freed_without_close_when_nobody_holds_it(tmp_path: Path) -> 
 
 def test_placement_names_each_node_its_backend_and_why(affine: Model) -> None:
     places = affine.placement
-    assert [(p.index, p.node, p.op_type) for p in places] == [
-        (0, "scale", "Mul"),
-        (1, "shift", "Add"),
-    ]
+    nodes = [(place.index, place.node, place.op_type) for place in places]
+    assert nodes == [(0, "scale", "Mul"), (1, "shift", "Add")]
     assert {(p.backend, p.device) for p in places} == {("null", "null:0")}
     assert all("target ['null']" in p.reason for p in places)
 
@@ -243,15 +241,26 @@ class Watched:
         self.real.close()
 
 
+class Mute(Watched):
+    """An executable that cannot say its inputs."""
+
+    @property
+    def inputs(self) -> Any:
+        raise KeyError("inputs")
+
+
 @pytest.fixture
-def executables(null_backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Watched]]:
+def executables(
+    null_backend: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> list[Watched]:
     """Give the executables that the null backend compiles during the test."""
     backend = open_backend(null_backend)
     made: list[Watched] = []
     compile_it = backend.compile
+    kind = getattr(request, "param", Watched)
 
     def watched(*arguments: Any) -> Watched:
-        made.append(Watched(compile_it(*arguments)))
+        made.append(kind(compile_it(*arguments)))
         return made[-1]
 
     monkeypatch.setattr(backend, "compile", watched)
@@ -319,25 +328,13 @@ def test_an_executable_is_closed_where_its_inputs_have_no_numpy_dtype(
     assert [executable.closed for executable in executables] == [1]
 
 
+@pytest.mark.parametrize("executables", [Mute], indirect=True)
 def test_an_executable_that_cannot_say_its_inputs_is_closed(
-    tmp_path: Path, null_backend: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, null_backend: str, executables: list[Watched]
 ) -> None:
-    class Mute(Watched):
-        @property
-        def inputs(self) -> Any:
-            raise KeyError("inputs")
-
-    backend, made = open_backend(null_backend), list[Mute]()
-    compile_it = backend.compile
-
-    def mute(*arguments: Any) -> Mute:
-        made.append(Mute(compile_it(*arguments)))
-        return made[-1]
-
-    monkeypatch.setattr(backend, "compile", mute)
     with pytest.raises(engine.BackendUnavailable, match=r"'null' is at fault.*KeyError: 'in"):
         engine.load(models.affine(tmp_path), target=null_backend)
-    assert [executable.closed for executable in made] == [1]
+    assert [executable.closed for executable in executables] == [1]
 
 
 # ------------------------------------------------------------------------------------ engine.load

@@ -548,6 +548,7 @@ CONTEXT = [
         "Context", "target",
         ("cpu", TypeError, "target must be list"), (("cpu",), TypeError, "target must be list"),
         (5, TypeError, "target must be list"), ([5], TypeError, "at index 0"),
+        (np.array(["cpu", "gpu"]), TypeError, "target must be list"),
         (["cpu", None], TypeError, "target element must be str"),
         (["tpu"], ValueError, "target elements must be in ['cpu', 'gpu', 'ascend'], but got tpu."),
     ),

@@ -75,7 +75,6 @@ def backends(time_limit_s: float | None = None) -> tuple[BackendRecord, ...]:
 
 class _Callable(ModuleType):
     def __call__(self, time_limit_s: float | None = None) -> tuple[BackendRecord, ...]:
-        """See `backends`."""
         return backends(time_limit_s)
 
 

@@ -29,13 +29,7 @@ def absent_record(name: str, device_type: str = "", target: str = "") -> Backend
         return BackendRecord(**asdict(absent))
     kind = device_type or next((k for k, v in OFFICIAL.items() if name in (k, v)), "")
     asked = f"target {target!r}: " if target and target.lower() != name else ""
-    hint = "" if kind else hint_for(target or name)
-    if kind:
-        fix = f"run: {pip_install(EXTRAS[kind])}"
-    elif hint:
-        fix = hint
-    else:
-        fix = absent.fix
+    fix = f"run: {pip_install(EXTRAS[kind])}" if kind else hint_for(target or name) or absent.fix
     return BackendRecord(name=name, state=absent.state, reason=f"{asked}{absent.reason}", fix=fix)
 
 
@@ -79,9 +73,9 @@ def disabled(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in here:
             near = _nearest_backend(name, here)
+            hint = f"; did you mean {near!r}?" if near else ""
             warn_once(
                 f"ENGINE_DISABLED_BACKENDS names {name!r}, and no backend of that name is "
-                f"installed (installed: {', '.join(here) or 'none'})"
-                + (f"; did you mean {near!r}?" if near else "")
+                f"installed (installed: {', '.join(here) or 'none'}){hint}"
             )
     return names

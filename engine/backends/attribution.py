@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.errors import BackendUnavailable, EngineError, ModelError, one_line
+from engine.errors import EngineError, ModelError
 from engine.host.blocks import Translating
 from engine.host.interrupts import raised_by_handler
 from engine.host.lack import lack_of
@@ -40,8 +40,4 @@ class attribute_errors_to(Translating):
             raise ModelError(
                 f"{self._hook} of backend {backend.name!r}: {error}; {lack}"
             ) from error
-        raise BackendUnavailable(
-            f"backend {backend.name!r} is at fault: its {self._hook} raised {one_line(error)}; "
-            f"report it to the authors of {backend.name!r} {backend.info.version}",
-            backend.name,
-        ) from error
+        raise backend.at_fault(self._hook, error) from error

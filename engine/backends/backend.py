@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from engine import hookspecs
 from engine.backends.hooks import hooks_of
 from engine.backends.manifest import checked
+from engine.config.text import did_you_mean
 from engine.errors import BackendUnavailable, one_line
 from engine.host.interrupts import raised_by_handler
-from engine.options import nearest
 from engine.types import (
     BackendInfo,
     Capability,
@@ -105,14 +105,17 @@ class Backend:
             except BaseException as error:  # SystemExit, or a panic of a compiled extension
                 if raised_by_handler(error):
                     raise
-                raise BackendUnavailable(
-                    f"backend {self.name!r} is at fault: its engine_devices raised "
-                    f"{one_line(error)}; report it to the authors of {self.name!r} "
-                    f"{self.info.version}",
-                    self.name,
-                ) from error
+                raise self.at_fault("engine_devices", error) from error
             self._present = present
         return present
+
+    def at_fault(self, hook: str, error: BaseException) -> BackendUnavailable:
+        """Return the error for a hook that raised what it may not."""
+        return BackendUnavailable(
+            f"backend {self.name!r} is at fault: its {hook} raised {one_line(error)}; report it to "
+            f"the authors of {self.name!r} {self.info.version}",
+            self.name,
+        )
 
     def diagnose(self) -> Sequence[Check]:
         """Return the backend's own checks of this machine; none if it has none."""
@@ -164,13 +167,11 @@ class Backend:
         by_lower = {provider.lower(): provider for provider in self.info.providers}
         if not text or text.lower() in by_lower:
             return by_lower.get(text.lower(), "")
-        near = nearest(text, by_lower.values())
-        hint = f"did you mean {near!r}? " if near else ""
+        hint = did_you_mean(text, by_lower.values(), " ")
         known = ", ".join(self.info.providers)
+        advice = f"choose one of: {known}" if known else "it has none: leave the provider out"
         raise BackendUnavailable(
-            f"backend {self.name!r} has no provider {text!r}; {hint}"
-            + (f"choose one of: {known}" if known else "it has none: leave the provider out"),
-            self.name,
+            f"backend {self.name!r} has no provider {text!r};{hint} {advice}", self.name
         )
 
     # ------------------------------------------------------------------------------- its hooks

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from engine.backends.discovery import (
-    error_of,
-    installed,
-    open_backend,
-    open_backends,
-    resolve,
-)
+from engine.backends.discovery import error_of, installed, open_backend, open_backends, resolve
 from engine.backends.names import OFFICIAL, OWN, Target
 from engine.backends.records import BackendRecord
 from engine.errors import BackendError, BackendUnavailable

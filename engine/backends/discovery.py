@@ -17,12 +17,7 @@ from engine.backends.backend import Backend
 from engine.backends.doors import BACKENDS
 from engine.backends.entry_points import EntryPoint
 from engine.backends.records import BackendRecord, BackendState, PluginRecord
-from engine.errors import (
-    BackendIncompatible,
-    BackendNotInstalled,
-    BackendUnavailable,
-    one_line,
-)
+from engine.errors import BackendIncompatible, BackendNotInstalled, BackendUnavailable, one_line
 from engine.hookspecs import LEVEL
 from engine.host.interrupts import raised_by_handler
 

@@ -10,7 +10,7 @@ record that says why, and stops no other one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from engine.backends.entry_points import EntryPoint, entry_points
@@ -80,6 +80,7 @@ def resolve(
 ) -> tuple[PluginRecord, Any]:
     """Decide an entry's state, and give its object where that is READY; never raises.
 
+    In place of an object that cannot be imported it gives the exception, for `raise ... from`.
     found: the door's entries, of one that has looked already; None to look for them.
     """
     named = points_of(name, points(door) if found is None else found)
@@ -96,11 +97,11 @@ def resolve(
         if raised_by_handler(error):
             raise
         if door.extra and isinstance(error, ModuleNotFoundError):
-            return _without_extra(door, point, error.name or ""), None
+            return _without_extra(door, point, error.name or ""), error
         if newer := newer_contract(door, point, error):
-            return newer, None
+            return newer, error
         reason = f"importing {point.value!r} failed: {one_line(error)}"
-        return broken(door, name, reason, point=point), None
+        return broken(door, name, reason, point=point), error
     if lacking := [member for member in door.members if not hasattr(thing, member)]:
         reason = f"{point.value!r} cannot serve as {door.kind}: it has no {', '.join(lacking)}"
         return broken(door, name, reason, point=point), None
@@ -169,16 +170,8 @@ def _record(
     reason: str = "",
     fix: str = "",
 ) -> PluginRecord:
-    owner = point.owner() if point is not None else {}
-    return PluginRecord(
-        kind=kind,
-        name=name,
-        state=state,
-        distribution=owner.get("distribution", ""),
-        version=owner.get("version", ""),
-        reason=reason,
-        fix=fix,
-    )
+    owner: Mapping[str, Any] = {} if point is None else point.owner()
+    return PluginRecord(kind=kind, name=name, state=state, reason=reason, fix=fix, **owner)
 
 
 def installed_entries() -> tuple[list[tuple[Door, str]], list[PluginRecord]]:
@@ -197,10 +190,9 @@ def installed_entries() -> tuple[list[tuple[Door, str]], list[PluginRecord]]:
 
 
 def _stray(point: EntryPoint) -> PluginRecord:
-    from engine.options import nearest  # rare
+    from engine.config.text import did_you_mean  # rare
 
-    near = nearest(point.group, [door.group for door in DOORS])
-    hint = f"; did you mean {near!r}?" if near else ""
+    hint = did_you_mean(point.group, [door.group for door in DOORS], "; ")
     return _incompatible(point.group, point, f"which is no group of this core{hint}")
 
 

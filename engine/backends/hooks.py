@@ -27,7 +27,11 @@ def hooks_of(name: str, plugin: object, warnings: list[str]) -> Mapping[str, Cal
             continue
         for implementation in caller.get_hookimpls():
             if implementation.wrapper or implementation.hookwrapper:
-                raise TypeError(_refused(hook, implementation))
+                kind = "wrapper" if implementation.wrapper else "hookwrapper"
+                raise TypeError(
+                    f"its {hook} is a wrapper ({kind}=True), and a hook is a function here; to see "
+                    "a model's predicts, write an extension (engine.types.Extension)"
+                )
             if hook in known:
                 found.setdefault(hook, _bound(implementation, caller.spec.argnames))
         if hook not in known:
@@ -35,14 +39,6 @@ def hooks_of(name: str, plugin: object, warnings: list[str]) -> Mapping[str, Cal
             hint = f"; did you mean {near}?" if near else ""
             warnings.append(f"unknown hook {hook!r} is ignored{hint}")
     return found
-
-
-def _refused(hook: str, implementation: pluggy.HookImpl) -> str:
-    kind = "wrapper=True" if implementation.wrapper else "hookwrapper=True"
-    return (
-        f"its {hook} is a wrapper ({kind}), and a hook is a function here; to see a "
-        "model's predicts, write an extension (engine.types.Extension)"
-    )
 
 
 def _bound(implementation: pluggy.HookImpl, given: tuple[str, ...]) -> Callable[..., Any]:

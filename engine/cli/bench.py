@@ -17,22 +17,36 @@ from engine.cli.build import (
     inputs_of,
     parse_shapes,
     require_free_input,
+    timed,
 )
 from engine.cli.commands import Command, Integer, bundle
 from engine.cli.example import model_or_example
-from engine.cli.files import require_place
+from engine.cli.files import require_place, written_whole
+from engine.cli.hints import misuse
 from engine.cli.inputs import Inputs
 from engine.cli.interrupt import interruptible, start
-from engine.cli.latency import SUFFIXES, draw, histogram, new_figure, write_figure
+from engine.cli.latency import SUFFIXES, draw, draw_figure, histogram, new_figure
 from engine.cli.load import SWEEP_S, Load, Sweep
 from engine.cli.open_sizes import first_fitting
 from engine.cli.options import BuildOptions, InputOptions
-from engine.cli.output import as_json, aside, counted, duration, fields, line, note, plain
+from engine.cli.output import (
+    as_json,
+    aside,
+    attributes,
+    counted,
+    duration,
+    fields,
+    line,
+    note,
+    notes,
+    plain,
+)
 from engine.cli.progress import progress
+from engine.cli.sweep import draw_figure as draw_sweep
 from engine.cli.sweep import measure as in_sweep
+from engine.cli.sweep import measured_values
 from engine.cli.sweep import show as show_sweep
 from engine.cli.sweep import values as sweep_values
-from engine.cli.sweep import write_figure as write_sweep
 from engine.report.clients import Clients
 from engine.report.measurement import (
     DURATION_S,
@@ -176,33 +190,23 @@ def bench(
         )
         cold_s: float | None = None
         if any(not isinstance(dim, int) for spec in built.inputs for dim in spec.shape or ()):
-
-            def tried(inputs: Inputs) -> object:
-                nonlocal cold_s
-                begin = perf_counter()
-                outputs = interruptible(lambda: built.model.predict(inputs.values()))
-                cold_s = perf_counter() - begin
-                return outputs
-
-            inputs, _ = first_fitting(built, inputs, tried)
+            inputs, (_, cold_s) = first_fitting(
+                built,
+                inputs,
+                lambda tried: timed("running", lambda: built.model.predict(tried.values())),
+            )
         if sweep:
             points, completed = in_sweep(built, inputs, sweep, load, how.threads, _measure, shapes)
             _print_sweep(points, inputs, plot, json)
-            if figure is not None and plot_file is not None:
-                write_sweep(figure, plot_file, points, _title(model, points[0].result))
-                note(f"plot written to {plain(str(plot_file))}")
+            if figure is not None:
+                draw_sweep(figure, points, _title(model, points[0].result))
+                _write(figure, plot_file)
             if not completed:
                 raise KeyboardInterrupt
             return
         run = partial(built.model.predict, inputs.values())
         clients = Clients(
-            run,
-            load.clients,
-            load.warmup_s,
-            load.duration_s,
-            load.runs,
-            start,
-            load.warmup_runs,
+            run, load.clients, load.warmup_s, load.duration_s, load.runs, start, load.warmup_runs
         )
         completed = _measure(clients, load)
         result = result_of(
@@ -218,8 +222,7 @@ def bench(
     count = result.runs
     if count == 0:  # interrupted before the first run had ended
         raise KeyboardInterrupt
-    for text in inputs.notes:
-        note(plain(text))
+    notes(inputs.notes)
     if json:
         _print_json(result, inputs, plot)
     else:
@@ -229,12 +232,18 @@ def bench(
             f"note: with {counted(count, 'run')} the p99 is little more than the slowest one; "
             "for a better one measure longer (--duration, --runs)"
         )
-    if figure is not None and plot_file is not None:
-        title = f"{_title(model, result)}, runs: {count:,}"
-        write_figure(figure, plot_file, result.latencies_s, title)
-        note(f"plot written to {plain(str(plot_file))}")
+    if figure is not None:
+        draw_figure(figure, result.latencies_s, f"{_title(model, result)}, runs: {count:,}")
+        _write(figure, plot_file)
     if not completed:
         raise KeyboardInterrupt
+
+
+def _write(figure: Figure, path: Path | None) -> None:
+    assert path is not None  # there is a figure
+    with written_whole(path) as file:
+        figure.savefig(file, format=path.suffix[1:])
+    note(f"plot written to {plain(str(path))}")
 
 
 def _title(model: Path, result: BenchResult) -> str:
@@ -244,9 +253,9 @@ def _title(model: Path, result: BenchResult) -> str:
 def _prepared_figure(path: Path) -> Figure:
     """Return an empty figure for `path`; raise what would stand in its way, before the wait."""
     if path.suffix not in SUFFIXES:
-        raise click.BadParameter(
+        raise misuse(
+            "--plot-file",
             f"expected a file name ending in {', '.join(SUFFIXES)}, got {str(path)!r}",
-            param_hint="--plot-file",
         )
     figure = new_figure()
     require_place(path)
@@ -285,12 +294,10 @@ def _ms(seconds: float) -> int:
 def _print_sweep(points: Sequence[Point], inputs: Inputs, plot: bool, json: bool) -> None:
     if not points:  # interrupted before the first run had ended
         raise KeyboardInterrupt
-    for text in inputs.notes:
-        note(plain(text))
+    notes(inputs.notes)
     result = points[0].result
     if json:
-        facts = _facts(result, inputs)
-        as_json({**facts, "points": sweep_values(points), "percentile_method": METHOD})
+        as_json({**_facts(result, inputs), "points": sweep_values(points)})
         return
     for given in inputs.given:
         aside(plain(str(given)))
@@ -301,32 +308,20 @@ def _print_sweep(points: Sequence[Point], inputs: Inputs, plot: bool, json: bool
 
 
 def _facts(result: BenchResult, inputs: Inputs) -> dict[str, Any]:
+    own = ("model", "backend", "cpus", "usable_cpus", "threads", "build_s", "warmup_s", "clients")
     return {
-        "model": result.model,
-        "backend": result.backend,
+        **attributes(result, *own),
         "devices": [share._asdict() for share in result.devices],
-        "cpus": result.cpus,
-        "usable_cpus": result.usable_cpus,
-        "threads": result.threads,
         "inputs": inputs.facts(),
-        "build_s": result.build_s,
-        "warmup_s": result.warmup_s,
-        "clients": result.clients,
+        "percentile_method": METHOD,
     }
 
 
 def _print_json(result: BenchResult, inputs: Inputs, plot: bool) -> None:
     values: dict[str, Any] = {
         **_facts(result, inputs),
-        "batch": result.batch,
-        "first_run_s": result.first_s,
-        "runs": result.runs,
-        "seconds": result.seconds,
+        **measured_values(result),
         "interrupted": result.is_interrupted,
-        "throughput_per_s": result.throughput_per_s,
-        "samples_per_s": result.samples_per_s,
-        "latency_s": result.latency_s,
-        "percentile_method": METHOD,
     }
     if plot:
         edges, counts = histogram(result.latencies_s)

@@ -8,21 +8,22 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from engine import Context, Model
+from engine.cli.hints import misuse
 from engine.cli.input_files import STANDARD_INPUT
 from engine.cli.inputs import Inputs, Reader, collect
 from engine.cli.interrupt import interruptible
 from engine.cli.options import KEY_VARIABLE, BuildOptions, DecMode, InputOptions
 from engine.cli.pictures import Preparation
-from engine.cli.progress import progress
+from engine.cli.progress import progress, waiting
 from engine.cli.witness import witnessed
 from engine.config.reader import configuration, number_devices
 from engine.config.wording import own_text, reworded
@@ -42,6 +43,8 @@ from engine.weights.compile_cache import Mode
 
 if TYPE_CHECKING:
     from engine.formats import ModelFile
+
+Result = TypeVar("Result")
 
 _KEY_FILE_BYTES = 4096  # far more than any key has
 
@@ -80,8 +83,7 @@ class Decryption:
 class Built:
     """A model that is ready to run, what it takes and gives, and how long building took.
 
-    backend: the name of the target's. takes_shapes: of its file, whose axes may all
-    be fixed and can be others. file: what it was built of.
+    backend: the name of the target's. file: what it was built of.
     """
 
     model: Model
@@ -89,8 +91,12 @@ class Built:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     seconds: float
-    takes_shapes: bool = False
-    file: ModelFile | None = field(default=None, repr=False, compare=False)
+    file: ModelFile = field(repr=False, compare=False)
+
+    @property
+    def takes_shapes(self) -> bool:
+        """True if the axes of the file may all be fixed and can be others."""
+        return self.file.takes_shapes
 
 
 def build(path: Path, options: BuildOptions, decryption: Decryption) -> Built:
@@ -110,8 +116,7 @@ def build(path: Path, options: BuildOptions, decryption: Decryption) -> Built:
     decryption.require_key(path)
     if options.config is not None:
         require_config(options.config, "--config")
-    path_text = "" if options.config is None else str(options.config)
-    merged = configuration(path_text, sections, "build_from_file")
+    merged = configuration(str(options.config or ""), sections, "build_from_file")
     if "ENGINE_CACHE" not in os.environ:
         # One run does not pay for an entry that the next may never use.
         merged.setdefault("common_context", {}).setdefault("compile_cache", str(Mode.READ))
@@ -127,8 +132,7 @@ def build(path: Path, options: BuildOptions, decryption: Decryption) -> Built:
         )
     seconds = time.perf_counter() - begin
     backend = state.require_built().plan.backend.name
-    specs = model.inputs, model.outputs
-    return Built(model, backend, *specs, seconds, decryption.file.takes_shapes, decryption.file)
+    return Built(model, backend, model.inputs, model.outputs, seconds, decryption.file)
 
 
 def inputs_of(
@@ -145,9 +149,7 @@ def inputs_of(
     """
 
     if given.scale is not None and not math.isfinite(given.scale):
-        raise click.BadParameter(
-            f"expected a finite number, got {given.scale:g}", param_hint="--scale"
-        )
+        raise misuse("--scale", f"expected a finite number, got {given.scale:g}")
     wishes = Preparation(
         given.layout,
         given.resize,
@@ -204,9 +206,8 @@ def _numbers(text: str, option: str, is_divisor: bool = False) -> tuple[float, .
     except ValueError:
         numbers = (math.nan,)
     if not all(map(math.isfinite, numbers)) or (is_divisor and 0 in numbers):
-        raise click.BadParameter(
-            f"expected a number, or one for each channel as 0.5,0.5,0.5, got {text!r}",
-            param_hint=option,
+        raise misuse(
+            option, f"expected a number, or one for each channel as 0.5,0.5,0.5, got {text!r}"
         )
     return numbers
 
@@ -225,7 +226,7 @@ def refuse_unknown(sections: Mapping[str, Mapping[str, str]], context: Context) 
             target = find_target(name)
             candidates.append((open_backend(target.backend), target))
     if text := unknown_setting(candidates, sections):
-        raise click.BadParameter(text, param_hint="--set")
+        raise misuse("--set", text)
 
 
 def absent(path: Path) -> ModelError:
@@ -305,15 +306,13 @@ def parse_key(text: str, source: str) -> bytes:
             with open(name, "rb") as file:  # a device has no end
                 text = file.read(_KEY_FILE_BYTES).decode("ascii", "replace")
         except OSError as error:
-            raise click.BadParameter(
-                f"the file {name!r} cannot be read: {error.strerror}", param_hint=source
-            ) from error
+            raise misuse(source, f"the file {name!r} cannot be read: {error.strerror}") from error
         source = f"{source} @{name}"
     digits = text.strip()
     if not re.fullmatch(r"([0-9a-fA-F]{2})+", digits):
-        raise click.BadParameter(
+        raise misuse(
+            source,
             f"expected a key in hexadecimal, two digits a byte, got {len(digits):,} characters",
-            param_hint=source,
         )
     return bytes.fromhex(digits)
 
@@ -329,22 +328,26 @@ def in_options() -> Iterator[None]:
         raise
 
 
+def timed(phase: str, predict: Callable[[], Result]) -> tuple[Result, float]:
+    """Return what a predict gives, and its seconds; Ctrl-C ends the wait for it."""
+    begin = time.perf_counter()
+    with waiting(phase), in_options():
+        result = interruptible(predict)
+    return result, time.perf_counter() - begin
+
+
 def require_free_input(given: InputOptions, *models: Path | None) -> None:
     """Raise a usage error for an --input that is to read what a model is read from."""
     is_model = any(str(model) == STANDARD_INPUT for model in models)
     named = (text.rpartition("=")[2] for text in given.files)
     if is_model and any(STANDARD_INPUT in text.split(",") for text in named):
-        raise click.BadParameter(
-            "standard input is the model already; give the input a file", param_hint="--input"
-        )
+        raise misuse("--input", "standard input is the model already; give the input a file")
 
 
 def require_timeout(seconds: float | None) -> None:
     """Raise a usage error unless --timeout is above 0, or not given."""
     if seconds is not None and not seconds > 0:
-        raise click.BadParameter(
-            f"expected a number of seconds above 0, got {seconds:g}", param_hint="--timeout"
-        )
+        raise misuse("--timeout", f"expected a number of seconds above 0, got {seconds:g}")
 
 
 def set_target(context: Context, text: str) -> None:
@@ -353,16 +356,15 @@ def set_target(context: Context, text: str) -> None:
     try:
         context.target = targets
     except ValueError as error:
-        raise click.BadParameter(own_text(error), param_hint="--target") from None
+        raise misuse("--target", own_text(error)) from None
 
 
 def parse_targets(text: str) -> list[str]:
     """Return "gpu,cpu" as ["gpu", "cpu"]."""
     targets = [part.strip() for part in text.split(",")]
     if not all(targets):
-        raise click.BadParameter(
-            f"expected targets with commas between, for example gpu,cpu, got {text!r}",
-            param_hint="--target",
+        raise misuse(
+            "--target", f"expected targets with commas between, for example gpu,cpu, got {text!r}"
         )
     return targets
 
@@ -375,9 +377,9 @@ def parse_settings(settings: Sequence[str]) -> dict[str, dict[str, str]]:
         # Keys have dots of their own (ge.exec.precision_mode), sections have none.
         section, dot, key = name.partition(".")
         if not (equals and dot and section.strip() and key.strip()):
-            raise click.BadParameter(
+            raise misuse(
+                "--set",
                 f"expected SECTION.KEY=VALUE, for example cpu_context.spin_us=0, got {text!r}",
-                param_hint="--set",
             )
         sections.setdefault(section.strip(), {})[key.strip()] = value.strip()
     return sections
@@ -398,11 +400,9 @@ def parse_shapes(
     for text in filter(None, map(str.strip, ";".join(shapes).split(";"))):
         name, sizes = _named_sizes(text, with_open)
         if sizes is None:
-            raise click.BadParameter(f"expected {form}, got {text!r}", param_hint=option)
+            raise misuse(option, f"expected {form}, got {text!r}")
         if name in found:
-            raise click.BadParameter(
-                f"expected one shape for each input, got two for {name!r}", param_hint=option
-            )
+            raise misuse(option, f"expected one shape for each input, got two for {name!r}")
         found[name] = sizes
     return found
 

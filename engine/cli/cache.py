@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from engine.cli.build import (
     require_file,
 )
 from engine.cli.commands import Group
-from engine.cli.output import as_json, counted, fields, line, note, plain, size, table
+from engine.cli.hints import misuse
+from engine.cli.output import as_json, attributes, counted, fields, line, note, plain, size, table
 from engine.cli.progress import progress
 from engine.errors import ModelError
 from engine.weights.compile_cache import IS_SECRET, CompileCache
@@ -136,15 +138,13 @@ def why(
     build_options = BuildOptions(context, config)
     backend = build_options.opened(chosen.backend)
     decryption = decryption_of(model)
-    try:
-        if decryption.encryption:  # its key would not change that
-            said = Explanation(IS_SECRET)
-        else:
-            source = decryption.file(backend.info.suffixes)
-            compile_options = build_options.of(backend, chosen, source)
+    if decryption.encryption:  # its key would not change that
+        said = Explanation(IS_SECRET)
+    else:
+        source = decryption.file(backend.info.suffixes)
+        compile_options = build_options.of(backend, chosen, source)
+        with _usable():
             said = explain(CompileCache.of(config), backend, source, compile_options)
-    except CacheUnusable as error:
-        raise _unusable(error) from error
     if json:
         as_json(
             {
@@ -187,11 +187,9 @@ def verify(folder: Path | None, json: bool) -> None:
         for number, name in enumerate(names):
             if show is not None:
                 show("verify", number, len(names))
-            try:
+            with _usable():
                 if reason := store.verified(name):
                     damaged[name] = reason
-            except CacheUnusable as error:
-                raise _unusable(error) from error
     if json:
         as_json({"verified": len(names), "damaged": damaged})
     else:
@@ -230,27 +228,25 @@ def prune(max_size: str, folder: Path | None, json: bool) -> None:
 
 
 def _store(folder: Path | None) -> Store:
-    try:
+    with _usable():
         return Store(folder or default_folder())
+
+
+@contextmanager
+def _usable() -> Iterator[None]:
+    try:
+        yield
     except CacheUnusable as error:
-        raise _unusable(error) from error
-
-
-def _unusable(error: CacheUnusable) -> ModelError:
-    return ModelError(f"the compile cache cannot be used: {error}")
+        raise ModelError(f"the compile cache cannot be used: {error}") from error
 
 
 def _bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?[bB]?)\s*", text)
     unit = match[2].upper() if match else ""
     if match is None or (unit + ("" if unit.endswith("B") or not unit else "B")) not in _UNITS:
-        raise click.BadParameter(
-            f"expected a size such as 500MB or 20GB, got {text!r}", param_hint="--max-size"
-        )
+        raise misuse("--max-size", f"expected a size such as 500MB or 20GB, got {text!r}")
     if not unit and float(match[1]):  # meant in GB and taken in bytes, it would empty the cache
-        raise click.BadParameter(
-            f"expected a size with its unit, such as {text.strip()}GB", param_hint="--max-size"
-        )
+        raise misuse("--max-size", f"expected a size with its unit, such as {text.strip()}GB")
     return int(float(match[1]) * _UNITS[unit if unit in _UNITS else f"{unit}B"])
 
 
@@ -267,8 +263,7 @@ def _values(entry: Entry) -> dict[str, Any]:
         "entry": entry.folder.name,
         "model": entry.title,
         "digest": entry.identity.model,
-        "key": dict(entry.identity.key),
+        "key": entry.identity.key,
         "bytes": entry.nbytes,
-        "created": entry.created,
-        "used": entry.used,
+        **attributes(entry, "created", "used"),
     }

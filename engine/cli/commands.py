@@ -36,21 +36,18 @@ def _set_talk(context: click.Context, parameter: click.Parameter, is_given: bool
             logging.getLogger("engine").setLevel(logging.DEBUG)
 
 
-_TALK: list[click.Parameter] = [
-    click.Option(
-        ["--verbose", "-v"],
-        is_flag=True,
-        expose_value=False,
-        callback=_set_talk,
-        help="Also print what is being done, all that is logged, and the traceback of an error.",
-    ),
-    click.Option(
-        ["--quiet", "-q"],
-        is_flag=True,
-        expose_value=False,
-        callback=_set_talk,
-        help="Print the result alone: no notes, warnings and progress; errors still.",
-    ),
+_TALK = [
+    click.Option(names, is_flag=True, expose_value=False, callback=_set_talk, help=text)
+    for names, text in (
+        (
+            ("--verbose", "-v"),
+            "Also print what is being done, all that is logged, and the traceback of an error.",
+        ),
+        (
+            ("--quiet", "-q"),
+            "Print the result alone: no notes, warnings and progress; errors still.",
+        ),
+    )
 ]
 
 
@@ -150,7 +147,7 @@ class LateGroup(Group):
             if found.state is BackendState.NOT_INSTALLED:
                 return None
             if found.state is not BackendState.READY:
-                return _unusable(found)
+                return _unusable(found, command)
             if found.distribution != OWN_DISTRIBUTION:  # the list of commands names its package
                 command = copy(command)
                 help = command.get_short_help_str(limit=200)
@@ -160,11 +157,11 @@ class LateGroup(Group):
         return super().get_command(ctx, cmd_name)
 
 
-def _unusable(found: PluginRecord) -> click.Command:
+def _unusable(found: PluginRecord, cause: BaseException | None) -> click.Command:
     """Return a command that stands for one that cannot be used, and raises why."""
 
     def fail() -> None:
-        raise ModelStateError(str(found))
+        raise ModelStateError(str(found)) from cause
 
     state = found.state.replace("_", " ")
     return Command(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,23 +19,23 @@ from engine.cli.build import (
     build,
     decryption_of,
     fit_to,
-    in_options,
     inputs_of,
     parse_shapes,
     parse_targets,
     require_free_input,
     require_timeout,
     set_target,
+    timed,
 )
 from engine.cli.commands import Argument, Command, ModelPath, bundle
 from engine.cli.completion import set_keys, targets
+from engine.cli.hints import misuse
 from engine.cli.input_files import STANDARD_INPUT, file_name, of_commands
 from engine.cli.inputs import Inputs
 from engine.cli.interrupt import interruptible
 from engine.cli.open_sizes import first_fitting, show_inputs
 from engine.cli.options import BuildOptions, InputOptions
-from engine.cli.output import as_json, aside, duration, note, plain, table
-from engine.cli.progress import waiting
+from engine.cli.output import as_json, aside, attributes, duration, notes, plain, table
 from engine.config.wording import own_text, reworded
 from engine.errors import EngineError, InputError
 from engine.report.comparison import common_inputs, naming, outputs_of, values_for
@@ -46,7 +45,6 @@ from engine.report.measurement import DeviceShare, devices_text, shares
 from engine.types import TensorSpec
 
 if TYPE_CHECKING:
-    from engine.model import Model
     from engine.report.differences import Comparison, Largest, OutputComparison
     from engine.tensor.description import Array
 
@@ -103,12 +101,9 @@ class Side:
 
     def facts(self) -> dict[str, Any]:
         """Return what is said of it in JSON."""
-        return {
-            "model": str(self.model),
-            "devices": [share._asdict() for share in self.where],
-            "build_s": self.build_s,
-            "predict_s": self.predict_s,
-        }
+        devices = [share._asdict() for share in self.where]
+        times = attributes(self, "build_s", "predict_s")
+        return {"model": str(self.model), "devices": devices, **times}
 
     def __str__(self) -> str:
         return (
@@ -196,9 +191,7 @@ def compare(
     require_timeout(timeout)
     for name, tolerance in (("--rtol", rtol), ("--atol", atol)):
         if tolerance is not None and not 0 <= tolerance < math.inf:
-            raise click.BadParameter(
-                f"expected a number of 0 or more, got {tolerance:g}", param_hint=name
-            )
+            raise misuse(name, f"expected a number of 0 or more, got {tolerance:g}")
     from engine.report.differences import compare_outputs
 
     how_a, how_b = sides.options(how, other is not None)
@@ -283,12 +276,15 @@ def _run_first(
         if others is not None and not built.takes_shapes:
             specs = common_inputs(built.inputs, others, (str(model), str(other)))
         inputs = interruptible(lambda: _inputs(built, given, shapes, specs, other))
-        for text in inputs.notes:
-            note(plain(text))
+        notes(inputs.notes)
         if not is_json:
             show_inputs(inputs)
         chosen, (outputs, seconds) = first_fitting(
-            built, inputs, lambda tried: _predict(built.model, tried.values(), timeout, "running a")
+            built,
+            inputs,
+            lambda tried: timed(
+                "running a", lambda: outputs_of(built.model, tried.values(), timeout)
+            ),
         )
         if chosen is not inputs and not is_json:
             show_inputs(chosen, again=True)
@@ -315,27 +311,14 @@ def _inputs(
 
 
 def _run_second(
-    model: Path,
-    how: BuildOptions,
-    decryption: Decryption,
-    inputs: Inputs,
-    timeout: float | None,
+    model: Path, how: BuildOptions, decryption: Decryption, inputs: Inputs, timeout: float | None
 ) -> Side:
     built = build(model, how, decryption)
     with built.model:
         values = values_for(built.model, [given.spec for given in inputs.given], inputs.values())
         fit_to(built, values)
-        outputs, seconds = _predict(built.model, values, timeout, "running b")
+        outputs, seconds = timed("running b", lambda: outputs_of(built.model, values, timeout))
         return Side(model, shares(built.model.placement), built.seconds, seconds, outputs)
-
-
-def _predict(
-    model: Model, values: list[Any], timeout: float | None, phase: str
-) -> tuple[dict[str, Array], float]:
-    begin = time.perf_counter()
-    with waiting(phase), in_options():
-        outputs = interruptible(lambda: outputs_of(model, values, timeout))
-    return outputs, time.perf_counter() - begin
 
 
 def _print(found: Comparison) -> None:
@@ -385,26 +368,15 @@ def _not_numbers(output: OutputComparison) -> list[str]:
 
 def _facts(output: OutputComparison) -> dict[str, Any]:
     def largest(found: Largest | None) -> dict[str, Any] | None:
-        if found is None:
-            return None
-        return {"error": found.error, "at": [*found.at], "a": _plain(found.a), "b": _plain(found.b)}
+        return None if found is None else attributes(found, "error", "at", "a", "b")
 
+    own = ("name", "is_within", "is_equal", "verdict", "differing", "rtol", "atol")
     return {
-        "name": output.name,
-        "is_within": output.is_within,
-        "is_equal": output.is_equal,
-        "verdict": output.verdict,
-        "dtype": [*output.dtypes],
-        "shape": [[*shape] for shape in output.shapes],
+        **attributes(output, *own),
+        "dtype": output.dtypes,
+        "shape": output.shapes,
         "largest_absolute": largest(output.absolute),
         "largest_relative": largest(output.relative),
-        "differing": output.differing,
-        "nan": [*output.nans],
-        "infinite": [*output.infinities],
-        "rtol": output.rtol,
-        "atol": output.atol,
+        "nan": output.nans,
+        "infinite": output.infinities,
     }
-
-
-def _plain(value: Any) -> Any:
-    return [value.real, value.imag] if isinstance(value, complex) else value

@@ -109,7 +109,7 @@ def _print(found: Diagnosis) -> None:
         line()
         _print_section(diagnosis.title, diagnosis.findings)
     line()
-    line(f"problems with: {', '.join(map(plain, found.ailing))}" if found.ailing else "no problem")
+    line(found.verdict)
 
 
 def _print_section(title: str, findings: tuple[Finding, ...]) -> None:

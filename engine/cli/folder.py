@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.cli.input_files import by_number
-from engine.cli.output import as_json, size, table
+from engine.cli.output import as_json, attributes, size, table
 from engine.errors import ModelError
 from engine.report.inspection import inspect
 from engine.report.summary import ModelSummary
@@ -21,8 +21,13 @@ def show(folder: Path, is_json: bool) -> None:
     _, paths = models_in(folder)
     found = [_read(path) for path in sorted(paths, key=by_number)]
     if is_json:
-        values = [_values(path, summary) for path, summary in found]
-        as_json({"folder": str(folder), "models": values})
+        models = [
+            {"model": str(path), "error": str(summary)}
+            if isinstance(summary, ModelError)
+            else {**values(summary), "model": str(path)}
+            for path, summary in found
+        ]
+        as_json({"folder": str(folder), "models": models})
         return
     table(
         "",
@@ -54,16 +59,13 @@ def _listed(specs: Sequence[TensorSpec] | None) -> tuple[str, ...]:
     return tuple(f"{spec.name}: {type_text(spec)} {shape_text(spec)}" for spec in specs or ())
 
 
-def _values(path: Path, found: ModelSummary | ModelError) -> dict[str, Any]:
-    if isinstance(found, ModelError):
-        return {"model": str(path), "error": str(found)}
+def values(found: ModelSummary) -> dict[str, Any]:
+    """Return what is known of every file as plain values."""
     return {
-        "model": str(path),
-        "format": found.format,
+        **attributes(found, "model", "format", "size_bytes"),
         "encryption": found.encryption or None,
-        "size_bytes": found.size_bytes,
-        "inputs": None if found.inputs is None else [spec_values(spec) for spec in found.inputs],
-        "outputs": None if found.outputs is None else [spec_values(spec) for spec in found.outputs],
+        "inputs": found.inputs and [spec_values(spec) for spec in found.inputs],
+        "outputs": found.outputs and [spec_values(spec) for spec in found.outputs],
     }
 
 
@@ -81,9 +83,4 @@ def shape_text(spec: TensorSpec) -> str:
 
 def spec_values(spec: TensorSpec) -> dict[str, Any]:
     """Return an input or output as plain values."""
-    return {
-        "name": spec.name,
-        "kind": str(spec.kind),
-        "dtype": str(spec.dtype),
-        "shape": None if spec.shape is None else list(spec.shape),
-    }
+    return attributes(spec, "name", "kind", "dtype", "shape")

@@ -1,4 +1,4 @@
-"""The nearest known word for a misspelt one, as the end of an error's text."""
+"""Usage errors, and the nearest known word for a misspelt one as the end of their texts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from collections.abc import Iterable, Iterator
 
 import click
 
+from engine.config.text import did_you_mean
 from engine.options import nearest
+
+
+def misuse(option: str, text: str) -> click.BadParameter:
+    """Return the usage error for an option's value."""
+    return click.BadParameter(text, param_hint=option)
 
 
 def hint(word: str, words: Iterable[str]) -> str:
     """Return "; did you mean 'x'?"; "" where none of the words is like it."""
-    near = nearest(word, words)
-    return f"; did you mean {near!r}?" if near else ""
+    return did_you_mean(word, words, "; ")
 
 
 def unknown_option(error: click.NoSuchOption) -> str:

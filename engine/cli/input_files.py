@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from engine.errors import InputError
+from engine.types import TensorSpec
 
 STANDARD_INPUT = "-"
 
@@ -60,6 +61,10 @@ class InputFile:
             return self.read_bytes().decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise InputError(f"{self}: expected text in UTF-8: {error}") from error
+
+    def refusal(self, spec: TensorSpec, text: str) -> InputError:
+        """Return the error for a file that does not fit an input."""
+        return InputError(f"{self}: input {spec.name!r}: {text}", spec.name)
 
     def __str__(self) -> str:
         return self.name
@@ -142,10 +147,9 @@ def _standard_input() -> InputFile:
             "--input -: standard input is no file or pipe; send one: ... --input - < x.npy"
         )
     data = stream.buffer.read()
-    name = "standard input"
     if not data:
-        raise InputError(f"{name}: empty; expected {_EXPECTED}")
-    return InputFile(name, _kind(data), data)
+        raise InputError(f"standard input: empty; expected {_EXPECTED}")
+    return InputFile("standard input", _kind(data), data)
 
 
 def _kind(data: bytes) -> str:

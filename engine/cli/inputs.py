@@ -14,6 +14,7 @@ from engine.cli.batches import read_batch
 from engine.cli.files import restored
 from engine.cli.hints import hint
 from engine.cli.input_files import IMAGES, TABLES, InputFile, InputFiles
+from engine.cli.output import attributes
 from engine.cli.pictures import Preparation, read_picture
 from engine.cli.tables import Table, json_value, read_json, read_text
 from engine.errors import InputError
@@ -62,9 +63,8 @@ class Inputs:
         """Return a description of each for JSON; a value that is no tensor has no shape."""
         return [
             {
-                "name": given.spec.name,
-                "dtype": str(given.spec.dtype),
-                "shape": list(given.value.shape) if isinstance(given.value, np.ndarray) else None,
+                **attributes(given.spec, "name", "dtype"),
+                "shape": given.value.shape if isinstance(given.value, np.ndarray) else None,
                 "source": given.source,
             }
             for given in self.given
@@ -160,9 +160,7 @@ class Reader:
     def _value(self, spec: TensorSpec, file: InputFile, shape: Shape | None) -> tuple[Any, str]:
         """Return what a file holds for an input, and what was done to it in words."""
         if file.suffix == ".npz":
-            arrays = read_npz(file)
-            arrays = _named(spec, file, arrays)
-            value = _from_archive(spec, file, arrays, shape)
+            value = _from_archive(spec, file, _named(spec, file, read_npz(file)), shape)
             return value if spec.kind is ValueKind.SEQUENCE else [value], ""
         said = ""
         if file.suffix == ".npy":
@@ -185,10 +183,7 @@ class Reader:
 
 
 def _from_files(
-    specs: Sequence[TensorSpec],
-    files: Sequence[str],
-    shapes: Mapping[str, Shape],
-    reader: Reader,
+    specs: Sequence[TensorSpec], files: Sequence[str], shapes: Mapping[str, Shape], reader: Reader
 ) -> tuple[dict[str, Given], list[str]]:
     by_name = {spec.name: spec for spec in specs}
     named: dict[str, list[InputFile]] = {}
@@ -357,32 +352,18 @@ def _checked(spec: TensorSpec, value: Any, file: InputFile, shape: Shape | None)
     value = restored(value, wanted)
     is_text = spec.dtype is DType.STRING and value.dtype.kind in "UT"
     if value.dtype.newbyteorder("=") != wanted and not is_text:
-        raise InputError(
-            f"{file}: input {spec.name!r}: expected {inside}, got {said}; "
-            f"save it as array.astype({_in_python(spec.dtype)})",
-            spec.name,
-        )
+        advice = f"save it as array.astype({_in_python(spec.dtype)})"
+        raise file.refusal(spec, f"expected {inside}, got {said}; {advice}")
     if not _is_allowed(value.shape, spec):
-        raise InputError(
-            f"{file}: input {spec.name!r}: expected {inside}, got {said}; {_in_shape(spec, value)}",
-            spec.name,
-        )
+        moved = for_axes("array", value.shape, spec.shape or ())
+        advice = f"{moved}: save that" if moved else "save an array of that shape"
+        raise file.refusal(spec, f"expected {inside}, got {said}; {advice}")
     if shape is not None and value.shape != shape:
-        raise InputError(
-            f"{file}: input {spec.name!r}: --shape says {list(shape)}, got {said}; leave it out",
-            spec.name,
-        )
+        raise file.refusal(spec, f"--shape says {list(shape)}, got {said}; leave it out")
     return value
 
 
-def _in_shape(spec: TensorSpec, value: Array) -> str:
-    """Say how to save an array in the shape that an input has."""
-    moved = for_axes("array", value.shape, spec.shape or ())
-    return f"{moved}: save that" if moved else "save an array of that shape"
-
-
 def _in_python(dtype: DType) -> str:
-    """Return the type as a script names it."""
     if dtype is DType.STRING:
         return "str"
     return repr(str(dtype)) if dtype.numpy.isbuiltin == 1 else f"ml_dtypes.{dtype}"

@@ -15,10 +15,11 @@ from engine.cli import folder, memory_table, mindir, options
 from engine.cli.build import build, decryption_of, parse_targets
 from engine.cli.commands import Argument, Command, ModelPath, bundle
 from engine.cli.completion import targets
-from engine.cli.folder import shape_text, spec_values, type_text
+from engine.cli.folder import shape_text, type_text
+from engine.cli.hints import misuse
 from engine.cli.input_files import file_name
 from engine.cli.options import KEY_VARIABLE, BuildOptions
-from engine.cli.output import as_json, fields, note, size, table
+from engine.cli.output import as_json, attributes, fields, note, size, table
 from engine.model.model import model_state
 from engine.report.inspection import locked, of_file
 from engine.report.summary import DEFAULT_DOMAIN, ModelSummary, placed
@@ -86,14 +87,15 @@ def inspect(
     if memory and not how.target:
         how = replace(how, target="cpu")
     if not how.target and (how.config or how.settings or how.device_id):
-        raise click.BadParameter(
+        raise misuse(
+            "--target",
             "--config, --set and --device-id say how to build the model; give --target or "
             "--memory as well",
-            param_hint="--target",
         )
     decryption = decryption_of(model, how.dec_key, how.dec_mode)
     if decryption.encryption and decryption.key is None and not how.target:
-        _show_locked(locked(str(model), decryption.encryption), json)
+        _show(locked(str(model), decryption.encryption), False, False, json)
+        note(f"note: its key shows what is in it: --dec-key @FILE or the variable {KEY_VARIABLE}")
         return
     decryption.require_key(model)
     name = file_name(model)
@@ -108,31 +110,13 @@ def inspect(
             found = replace(found, placement=None)
         if not memory:
             found = replace(found, memory=None)
-    if json:
+    _show(found, nodes, parameters, json)
+
+
+def _show(found: ModelSummary, nodes: bool, parameters: bool, is_json: bool) -> None:
+    if is_json:
         as_json(_values(found, nodes, parameters))
-    else:
-        _print(found, nodes, parameters)
-
-
-def _show_locked(found: ModelSummary, json: bool) -> None:
-    """Print what an encrypted file shows without its key."""
-    if json:
-        as_json(
-            {
-                "model": found.model,
-                "format": found.format,
-                "encryption": found.encryption,
-                "size_bytes": found.size_bytes,
-                "inputs": None,
-                "outputs": None,
-            }
-        )
-    else:
-        fields(found.facts())
-    note(f"note: its key shows what is in it: --dec-key @FILE or the variable {KEY_VARIABLE}")
-
-
-def _print(found: ModelSummary, nodes: bool, parameters: bool) -> None:
+        return
     facts = found.facts()
     if found.is_as_written:
         facts["metadata"] = ", ".join(f"{key}={text}" for key, text in found.short_metadata.items())
@@ -173,20 +157,13 @@ def _print_operators(found: ModelSummary) -> None:
 
 
 def _print_parameters(found: ModelSummary) -> None:
-    parameters = found.parameters or ()
+    has_files = bool(found.external_data)
     rows = [
-        (parameter.name, parameter.dtype, list(parameter.shape), size(parameter.nbytes))
-        for parameter in parameters
+        (each.name, each.dtype, list(each.shape), size(each.nbytes), each.location)
+        for each in found.parameters or ()
     ]
-    columns = ("name", "type", "shape", ">size")
-    if found.external_data:
-        table(
-            "Parameters",
-            (*columns, "file"),
-            [(*row, parameter.location) for row, parameter in zip(rows, parameters, strict=True)],
-        )
-    else:
-        table("Parameters", columns, rows)
+    columns = ("name", "type", "shape", ">size", "file")[: 4 + has_files]
+    table("Parameters", columns, [row[: len(columns)] for row in rows])
 
 
 def _print_placement(found: ModelSummary) -> None:
@@ -231,13 +208,7 @@ def _bytes(parameters: Sequence[ParameterInfo]) -> int:
 
 def _values(found: ModelSummary, nodes: bool, parameters: bool) -> dict[str, Any]:
     """Return what is shown as plain values, None where it is not known."""
-    values: dict[str, Any] = {
-        "model": found.model,
-        "format": found.format,
-        "size_bytes": found.size_bytes,
-        "inputs": None if found.inputs is None else [spec_values(spec) for spec in found.inputs],
-        "outputs": None if found.outputs is None else [spec_values(spec) for spec in found.outputs],
-    }
+    values = folder.values(found)
     if found.is_as_written:
         values |= mindir.values(found)
     if found.nodes is not None:
@@ -245,48 +216,40 @@ def _values(found: ModelSummary, nodes: bool, parameters: bool) -> dict[str, Any
             "graph": found.name,
             "ir_version": found.ir_version,
             "opsets": {domain or DEFAULT_DOMAIN: n for domain, n in found.opsets.items()},
-            "producer": found.producer,
-            "metadata": dict(found.metadata),
+            **attributes(found, "producer", "metadata"),
             "nodes": len(found.nodes),
             "operators": [
-                {"domain": operator.domain, "operator": operator.name, "count": operator.count}
-                for operator in found.operators
+                {"operator": each.name, **attributes(each, "domain", "count")}
+                for each in found.operators
             ],
         }
         if nodes:
             values["node_list"] = [
                 {
-                    "index": node.index,
-                    "name": node.name,
+                    **attributes(node, "index", "name", "inputs", "outputs"),
                     "operator": node.op_type,
                     "domain": node.domain or DEFAULT_DOMAIN,
-                    "inputs": list(node.inputs),
-                    "outputs": list(node.outputs),
                 }
                 for node in found.nodes
             ]
     if found.parameters is not None:
-        values |= _parameter_values(found, parameters)
+        values |= _parameter_values(found, found.parameters, parameters)
     if found.placement is not None:
         values["placement"] = [
             {
-                "index": node.index,
-                "node": node.node,
+                **attributes(node, "index", "node", "backend", "device", "provider", "reason"),
                 "operator": node.op_type,
-                "backend": node.backend,
-                "device": node.device,
-                "provider": node.provider,
-                "reason": node.reason,
             }
             for node in found.placement
         ]
     if found.memory is not None:
         values["memory"] = memory_table.values(found.memory)
-    return values | {"encryption": found.encryption or None}
+    return values
 
 
-def _parameter_values(found: ModelSummary, listed: bool) -> dict[str, Any]:
-    parameters = found.parameters or ()
+def _parameter_values(
+    found: ModelSummary, parameters: Sequence[ParameterInfo], is_listed: bool
+) -> dict[str, Any]:
     elements: Counter[str] = Counter()
     for parameter in parameters:
         elements[str(parameter.dtype)] += prod(parameter.shape)
@@ -294,7 +257,7 @@ def _parameter_values(found: ModelSummary, listed: bool) -> dict[str, Any]:
         "parameters": {
             "tensors": len(parameters),
             "elements": elements.total(),
-            "elements_by_dtype": dict(elements),
+            "elements_by_dtype": elements,
             "size_bytes": _bytes(parameters),
         },
         "external_data": [
@@ -302,12 +265,10 @@ def _parameter_values(found: ModelSummary, listed: bool) -> dict[str, Any]:
             for name, some in found.external_data.items()
         ],
     }
-    if listed:
+    if is_listed:
         values["parameter_list"] = [
             {
-                "name": parameter.name,
-                "dtype": str(parameter.dtype),
-                "shape": list(parameter.shape),
+                **attributes(parameter, "name", "dtype", "shape"),
                 "size_bytes": parameter.nbytes,
                 "file": parameter.location or None,
             }

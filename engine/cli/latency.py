@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.cli.files import written_whole
 from engine.cli.output import console, duration, line
 from engine.report.measurement import PERCENTILES, latency_summary
 
@@ -75,8 +73,8 @@ def new_figure() -> Figure:
     return Figure(figsize=(8, 4.5), layout="constrained")
 
 
-def write_figure(figure: Figure, path: Path, latencies_s: Array, title: str) -> None:
-    """Draw the histogram with its percentiles into `figure`, and write that to `path`."""
+def draw_figure(figure: Figure, latencies_s: Array, title: str) -> None:
+    """Draw the histogram with its percentiles into `figure`."""
     edges, counts = histogram(latencies_s)
     unit, factor = ("ms", 1e3) if np.median(latencies_s) >= 1e-3 else ("us", 1e6)
     axes = figure.subplots()
@@ -94,5 +92,3 @@ def write_figure(figure: Figure, path: Path, latencies_s: Array, title: str) -> 
     axes.set_ylabel("runs")
     axes.set_title(title.replace("$", r"\$"), wrap=True, fontsize="medium")  # no formula
     axes.legend()
-    with written_whole(path) as file:
-        figure.savefig(file, format=path.suffix[1:])

@@ -14,6 +14,7 @@ import click
 
 from engine.cli import options
 from engine.cli.commands import Argument, Command, Integer
+from engine.cli.hints import misuse
 from engine.cli.output import note, plain
 from engine.distributed.hosts import ranks_here
 from engine.distributed.launch import launch as run
@@ -115,7 +116,6 @@ def launch(
 
 
 def _program(program: str, is_module: bool) -> list[str]:
-    """Return the command that runs a program."""
     if is_module:
         return [sys.executable, "-m", program]
     if program.endswith(".py"):
@@ -123,10 +123,10 @@ def _program(program: str, is_module: bool) -> list[str]:
             return [sys.executable, program]
     found = shutil.which(program)
     if found is None:
-        raise click.BadParameter(
+        raise misuse(
+            "PROGRAM",
             f"no program {program!r}; expected a Python script NAME.py, a program, or -m and a "
             "module",
-            param_hint="PROGRAM",
         )
     return [found]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import click
-
+from engine.cli.hints import misuse
 from engine.cli.output import counted, note
 from engine.report.measurement import DURATION_S, RANKS_RUNS, RANKS_WARMUP_RUNS, by_runs
 
@@ -26,13 +25,11 @@ class Sweep:
     def checked(self) -> tuple[list[int], list[float]]:
         """Return the numbers of both. Raises a usage error."""
         if self.batches and self.rates:
-            raise click.BadParameter("expected one of the two", param_hint="--batches, --rates")
+            raise misuse("--batches, --rates", "expected one of the two")
         batches = _numbers(self.batches, "--batches", "sizes of 1 or more, as 1,2,4,8", 1)
         whole = [int(number) for number in batches]
         if batches != whole:
-            raise click.BadParameter(
-                f"expected whole numbers, got {self.batches!r}", param_hint="--batches"
-            )
+            raise misuse("--batches", f"expected whole numbers, got {self.batches!r}")
         return whole, _numbers(self.rates, "--rates", "requests a second, as 10,20,50", 1e-3)
 
 
@@ -53,7 +50,7 @@ class Load:
     def checked(self) -> Load:
         """Return this; or raise a usage error."""
         if self.duration_s is not None and self.runs is not None:
-            raise click.BadParameter("expected one of the two", param_hint="--duration, --runs")
+            raise misuse("--duration, --runs", "expected one of the two")
         if self.duration_s is not None:
             _check_seconds(self.duration_s, 0.001, "--duration")
         _check_seconds(self.warmup_s, 0, "--warmup")
@@ -75,9 +72,7 @@ class Load:
             ("--rates", bool(sweep.rates)),
         ):
             if is_given:
-                raise click.BadParameter(
-                    f"{by_runs(ranks)}; use --runs N instead", param_hint=option
-                )
+                raise misuse(option, f"{by_runs(ranks)}; use --runs N instead")
         warmup_runs = RANKS_WARMUP_RUNS if self.warmup_s else 0
         note(
             f"note: {by_runs(ranks)}: {counted(warmup_runs, 'run')} to warm up and "
@@ -88,9 +83,7 @@ class Load:
 
 def _check_seconds(value: float, least: float, option: str) -> None:
     if not least <= value < math.inf:
-        raise click.BadParameter(
-            f"expected a number of seconds, {least:g} or more, got {value:g}", param_hint=option
-        )
+        raise misuse(option, f"expected a number of seconds, {least:g} or more, got {value:g}")
 
 
 def _numbers(text: str, option: str, wanted: str, least: float) -> list[float]:
@@ -99,5 +92,5 @@ def _numbers(text: str, option: str, wanted: str, least: float) -> list[float]:
     except ValueError:
         numbers = [math.nan]
     if not all(least <= number < math.inf for number in numbers):
-        raise click.BadParameter(f"expected {wanted}, got {text!r}", param_hint=option)
+        raise misuse(option, f"expected {wanted}, got {text!r}")
     return numbers

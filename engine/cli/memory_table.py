@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engine.cli.output import line, size, table
+from engine.cli.output import attributes, line, size, table
 
 if TYPE_CHECKING:
-    from engine.model.memory import ModelMemory, PartMemory
+    from engine.model.memory import ModelMemory
 
 _SIZES = ("private_bytes", "shared_bytes", "mapped_bytes", "workspace_bytes")
 
@@ -21,9 +21,7 @@ def show(memory: ModelMemory) -> None:
             (
                 part.device,
                 part.backend or "core",
-                size(part.private_bytes),
-                size(part.shared_bytes),
-                size(part.mapped_bytes),
+                *(size(getattr(part, name)) for name in _SIZES[:-1]),
                 # 0 also stands for what the backend cannot know.
                 size(part.workspace_bytes) if part.workspace_bytes else "none known",
             )
@@ -37,14 +35,10 @@ def show(memory: ModelMemory) -> None:
 def values(memory: ModelMemory) -> dict[str, Any]:
     """Return the same as plain values, with the sums."""
     return {
-        **_sizes(memory),
+        **attributes(memory, *_SIZES),
         "uncounted": memory.uncounted or None,
         "parts": [
-            {"backend": part.backend or "core", "device": part.device, **_sizes(part)}
+            {"backend": part.backend or "core", **attributes(part, "device", *_SIZES)}
             for part in memory.parts
         ],
     }
-
-
-def _sizes(of: ModelMemory | PartMemory) -> dict[str, int]:
-    return {name: getattr(of, name) for name in _SIZES}

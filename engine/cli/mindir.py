@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.cli.output import size, table
+from engine.cli.output import attributes, size, table
 from engine.report.summary import ModelSummary
 
 
@@ -31,11 +31,17 @@ def show(found: ModelSummary) -> None:
 
 def values(found: ModelSummary) -> dict[str, Any]:
     """Return what only such files have as plain values, for JSON."""
+    compiled = [
+        {
+            **attributes(part, "inputs", "outputs", "runs"),
+            "part": part.name,
+            "size_bytes": part.size_bytes or None,
+        }
+        for part in found.compiled
+    ]
     return {
         "graph": found.name,
-        "producer": found.producer,
-        "metadata": dict(found.metadata),
-        "functions": list(found.functions),
+        **attributes(found, "producer", "metadata", "functions"),
         "nodes": found.node_count,
         "primitives": [
             {
@@ -45,21 +51,5 @@ def values(found: ModelSummary) -> dict[str, Any]:
             }
             for operator in found.operators
         ],
-    } | _compiled(found)
-
-
-def _compiled(found: ModelSummary) -> dict[str, Any]:
-    """Return the models that are compiled for Ascend; nothing for a file of a graph."""
-    if not found.compiled:
-        return {}
-    parts = [
-        {
-            "part": part.name,
-            "inputs": list(part.inputs),
-            "outputs": list(part.outputs),
-            "size_bytes": part.size_bytes or None,
-            "runs": list(part.runs),
-        }
-        for part in found.compiled
-    ]
-    return {"compiled": parts}
+        **({"compiled": compiled} if compiled else {}),
+    }

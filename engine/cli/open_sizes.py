@@ -30,8 +30,7 @@ def first_fitting(built: Built, inputs: Inputs, run: Callable[[Inputs], R]) -> t
     def sizes(tried: Inputs) -> str:
         specs = [given.spec for given in tried.given]
         shapes = dict(zip((spec.name for spec in specs), shapes_of(tried.values())))
-        source = built.file() if built.file is not None else None
-        return sizes_and_disagreement(source, specs, shapes)
+        return sizes_and_disagreement(built.file(), specs, shapes)
 
     return first_that_runs(chain([inputs], others), run, sizes, _SIZES)
 

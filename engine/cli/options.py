@@ -113,11 +113,7 @@ target = click.option(
     shell_complete=targets,
 )
 device_id = click.option(
-    "--device-id",
-    type=Integer(0),
-    default=0,
-    metavar="N",
-    help="Which GPU or NPU.",
+    "--device-id", type=Integer(0), default=0, metavar="N", help="Which GPU or NPU."
 )
 threads = click.option(
     "--threads",
@@ -176,11 +172,7 @@ _of_images = (
         help="What is then subtracted, for all channels or each.",
     ),
     click.option(
-        "--std",
-        default="",
-        show_default=False,
-        metavar="X[,X,X]",
-        help="What is then divided by.",
+        "--std", default="", show_default=False, metavar="X[,X,X]", help="What is then divided by."
     ),
 )
 

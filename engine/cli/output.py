@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Literal, TextIO
 
@@ -70,17 +70,16 @@ def styles() -> Literal["auto"] | None:
     return None if os.environ.get("NO_COLOR") else "auto"
 
 
-def console(width: int | None = None) -> Console:
+def console() -> Console:
     """Return a console on standard output: styled on a terminal, plain and wide in a pipe.
 
-    width: in columns, if not so. COLUMNS sets the width in both; with NO_COLOR there are no styles
-    at all, bold neither. Names from files are data, so nothing in a text is read as markup.
+    COLUMNS sets the width in both; with NO_COLOR there are no styles at all, bold neither. Names
+    from files are data, so nothing in a text is read as markup.
     """
-    if width is None and not is_terminal("stdout") and not os.environ.get("COLUMNS"):
-        width = _UNLIMITED
+    is_pipe = not is_terminal("stdout") and not os.environ.get("COLUMNS")
     return _Console(
         file=sys.stdout,
-        width=width,
+        width=_UNLIMITED if is_pipe else None,
         markup=False,
         highlight=False,
         emoji=False,
@@ -91,6 +90,12 @@ def console(width: int | None = None) -> Console:
 def line(text: str = "") -> None:
     """Print one line of a result; the terminal breaks it where it is too long."""
     print(text)
+
+
+def notes(texts: Iterable[str]) -> None:
+    """Print messages about the result, which may have names from files in them."""
+    for text in texts:
+        note(plain(text))
 
 
 def aside(text: str) -> None:
@@ -121,10 +126,7 @@ def drop(stream: TextIO) -> None:
 
 
 def table(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    is_first: bool = False,
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], is_first: bool = False
 ) -> None:
     """Print a table, nothing of it cut off; a title, if any, stands above it after a blank line.
 
@@ -192,9 +194,7 @@ def _print_rows(
 
 
 def _fold(
-    out: Console,
-    rows: Sequence[Sequence[list[str]]],
-    widths: Sequence[int],
+    out: Console, rows: Sequence[Sequence[list[str]]], widths: Sequence[int]
 ) -> list[list[list[str]]]:
     """Return the cells with lines that are no longer than their columns are wide."""
     return [
@@ -224,7 +224,6 @@ def _lines(cell: object) -> list[str]:
 
 
 def _print_records(names: Sequence[str], rows: Sequence[Sequence[list[str]]]) -> None:
-    """Print each row as a list of its cells."""
     for place, row in enumerate(rows):
         if place:
             line()
@@ -257,15 +256,22 @@ def print_trimmed(out: Console, grid: Table) -> None:
         print(text.rstrip())
 
 
+def attributes(thing: object, *names: str) -> dict[str, Any]:
+    """Return attributes of an object by name, for JSON."""
+    return {name: getattr(thing, name) for name in names}
+
+
 def as_json(values: Mapping[str, Any]) -> None:
-    """Print one JSON object, indented; numbers that JSON does not know become strings."""
+    """Print one JSON object, indented; see `strict`."""
     print(json.dumps(strict(values), indent=2, allow_nan=False))
 
 
 def strict(value: Any) -> Any:
-    """Return a value with numbers that JSON does not know as strings."""
+    """Return a value as JSON knows it: "nan", "inf" as strings, complex numbers as pairs."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # "nan", "inf", "-inf": float() reads them back
+    if isinstance(value, complex):
+        return strict([value.real, value.imag])
     if isinstance(value, Mapping):
         return {str(key): strict(element) for key, element in value.items()}
     if isinstance(value, list | tuple):

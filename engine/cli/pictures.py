@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from engine.cli.input_files import InputFile
 from engine.errors import InputError, one_line
 from engine.host.install import pip_install
+from engine.tensor.description import Array
 from engine.types import DType, TensorSpec
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
 
@@ -123,29 +123,25 @@ def _frame(
     if is_number and rank in (3, 4) and (rank == 3 or declared[0] in (1, None)):
         allowed = (channels,) if channels else (3, 1, 4)
         sizes = declared[-3:]
-        for candidate in (layout,) if layout else Layout:
-            place = 0 if candidate is Layout.NCHW else 2
-            if sizes[place] in allowed:
-                rest = [size for index, size in enumerate(sizes) if index != place]
-                return _Frame(candidate, sizes[place] or 0, rest[0], rest[1], rank == 4)
-        for candidate in (layout,) if layout else Layout:
-            place = 0 if candidate is Layout.NCHW else 2
-            if sizes[place] is None:
-                rest = [size for index, size in enumerate(sizes) if index != place]
-                return _Frame(candidate, channels or 3, rest[0], rest[1], rank == 4)
-    wanted = f" of {channels} channels" if channels else ""
+        # An axis that is open has the channels only if no other has their number.
+        for wanted, found in ((allowed, 0), ((None,), channels or 3)):
+            for candidate in (layout,) if layout else Layout:
+                place = 0 if candidate is Layout.NCHW else 2
+                if sizes[place] in wanted:
+                    height, width = sizes[:place] + sizes[place + 1 :]
+                    return _Frame(candidate, sizes[place] or found, height, width, rank == 4)
+    text = f"but input {spec.name!r} is {spec if shape is None else [*shape]}"
     if is_number and rank == 4 and declared[0] not in (0, 1, None):
         raise InputError(
-            f"{file}: is one image, but input {spec.name!r} is "
-            f"{spec if shape is None else [*shape]}; give {declared[0]}, with commas between: "
+            f"{file}: is one image, {text}; give {declared[0]}, with commas between: "
             f"--input {spec.name}=a.png,b.png",
             spec.name,
         )
+    of_channels = f" of {channels} channels" if channels else ""
     raise InputError(
-        f"{file}: is an image, but input {spec.name!r} is "
-        f"{spec if shape is None else [*shape]}, and not one image{wanted}: floats or uint8, "
-        "NCHW or NHWC, with 1, 3 or 4 channels and a batch of 1; make the array in Python and "
-        "give it as .npy",
+        f"{file}: is an image, {text}, and not one image{of_channels}: floats or uint8, NCHW or "
+        "NHWC, with 1, 3 or 4 channels and a batch of 1; make the array in Python and give it as "
+        ".npy",
         spec.name,
     )
 

@@ -12,7 +12,7 @@ from engine.backends.isolation.listing import plugins as listed
 from engine.backends.manifest import option_values
 from engine.cli import options
 from engine.cli.commands import LateGroup
-from engine.cli.output import as_json, line, plain, size, table
+from engine.cli.output import as_json, attributes, line, plain, size, table
 from engine.host.install import pip_install
 
 EPILOG = """\b
@@ -108,7 +108,6 @@ def _row(found: PluginRecord, *about: str) -> tuple[object, ...]:
 
 
 def _about(backend: BackendRecord) -> list[str]:
-    """Say what a backend serves, and its devices."""
     serves = [f"serves {', '.join(backend.info.device_types)}"] if backend.info else []
     return serves + [_device(device) for device in values(backend)["devices"]]
 
@@ -133,15 +132,9 @@ def _device(device: dict[str, Any]) -> str:
 
 def _facts(found: PluginRecord) -> dict[str, Any]:
     """Return what the records of all plugins have, as plain values."""
-    return {
-        "name": found.name,
-        "state": str(found.state),
-        "distribution": found.distribution,
-        "version": found.version,
-        "reason": found.reason,
-        "fix": found.fix,
-        "warnings": list(found.warnings),
-    }
+    return attributes(
+        found, "name", "state", "distribution", "version", "reason", "fix", "warnings"
+    )
 
 
 def values(backend: BackendRecord) -> dict[str, Any]:
@@ -149,17 +142,12 @@ def values(backend: BackendRecord) -> dict[str, Any]:
     info, devices = backend.info, backend.devices
     return {
         **_facts(backend),
-        "device_types": list(info.device_types) if info else [],
-        "providers": list(info.providers) if info else [],
-        "formats": list(info.formats) if info else [],
-        "capabilities": sorted(str(flag) for flag in info.capabilities) if info else [],
+        "device_types": info.device_types if info else (),
+        "providers": info.providers if info else (),
+        "formats": info.formats if info else (),
+        "capabilities": sorted(map(str, info.capabilities)) if info else (),
         "devices": [
-            {
-                "device": str(found.device),
-                "name": found.name,
-                "memory_bytes": found.memory_bytes,
-                "lacks": {str(flag): why for flag, why in found.lacks.items()},
-            }
+            {"device": str(found.device), **attributes(found, "name", "memory_bytes", "lacks")}
             for found in (devices.found if devices else ())
         ],
         "options": {

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from engine.cli.output import line, note, plain
+from engine.cli.output import attributes, line, note, plain
 
 if TYPE_CHECKING:
     from engine.cli.build import Built
@@ -33,11 +33,7 @@ def show(profile: Profile, trace: Path | None) -> None:
 def facts(profile: Profile) -> dict[str, Any]:
     """Return it as plain values, without each run of each kernel: these are in the trace."""
     return {
-        "predict_s": profile.predict_s,
-        "measured_s": profile.measured_s,
-        "kernels_s": profile.kernels_s,
-        "predicts": profile.predicts,
-        "unmeasured": list(profile.unmeasured),
+        **attributes(profile, "predict_s", "measured_s", "kernels_s", "predicts", "unmeasured"),
         "kernels": [asdict(kernel) for kernel in profile.kernels],
         "operators": [asdict(operator) for operator in profile.by_operator],
     }

@@ -12,9 +12,10 @@ import click
 from engine.cli import options
 from engine.cli.commands import Argument, Choice, Group
 from engine.cli.files import written_whole
-from engine.cli.output import as_json, counted, line, note, plain, table
+from engine.cli.hints import misuse
+from engine.cli.output import as_json, attributes, counted, line, note, plain, table
 from engine.distributed.new_table import new_table
-from engine.distributed.rank_table import VERSIONS, RankTable, read
+from engine.distributed.rank_table import VERSIONS, read
 
 EPILOG = """\b
 Examples:
@@ -71,11 +72,9 @@ def make(
     """Make a rank table: the same devices on each host, ranks numbered in that order."""
     names, numbers = _hosts(hosts), _devices(devices)
     if len(names) * len(numbers) > _MOST_RANKS:
-        raise click.BadParameter(f"more than {_MOST_RANKS} ranks", param_hint="--devices")
+        raise misuse("--devices", f"more than {_MOST_RANKS} ranks")
     if hccn_files and len(hccn_files) != len(names):
-        raise click.BadParameter(
-            f"expected {len(names)}, one for each host, got {len(hccn_files)}", param_hint="--hccn"
-        )
+        raise misuse("--hccn", f"expected {len(names)}, one for each host, got {len(hccn_files)}")
     device_ips = {}
     for host, file in zip(names, hccn_files):
         found = _addresses(file)
@@ -101,7 +100,10 @@ def show(file: Path, json: bool) -> None:
     """Show a rank table, and check it: an error names the entry that is wrong."""
     found = read(file)
     if json:
-        as_json(_values(found))
+        places = [
+            attributes(place, "rank", "host", "device", "device_ip") for place in found.places
+        ]
+        as_json({**attributes(found, "version", "world_size", "hosts"), "ranks": places})
         return
     table(
         "",
@@ -116,25 +118,10 @@ def show(file: Path, json: bool) -> None:
          f"{counted(len(found.hosts), 'host')}")  # fmt: skip
 
 
-def _values(found: RankTable) -> dict[str, object]:
-    return {
-        "version": found.version,
-        "world_size": found.world_size,
-        "hosts": list(found.hosts),
-        "ranks": [
-            {"rank": place.rank, "host": place.host, "device": place.device,
-             "device_ip": place.device_ip}
-            for place in found.places
-        ],
-    }  # fmt: skip
-
-
 def _hosts(text: str) -> list[str]:
     names = [part.strip() for part in text.split(",")]
     if "" in names or any(re.search(r"\s", name) for name in names):
-        raise click.BadParameter(
-            f"expected names with commas between, got {text!r}", param_hint="--hosts"
-        )
+        raise misuse("--hosts", f"expected names with commas between, got {text!r}")
     _require_once(names, "--hosts")
     return names
 
@@ -145,13 +132,9 @@ def _devices(text: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         last = last if dash else first
         if not all(re.fullmatch(r"[0-9]{1,4}", end) for end in (first, last)):
-            raise click.BadParameter(
-                f"expected numbers as 0,1 or 0-7, got {text!r}", param_hint="--devices"
-            )
+            raise misuse("--devices", f"expected numbers as 0,1 or 0-7, got {text!r}")
         if int(first) > int(last):
-            raise click.BadParameter(
-                f"{part.strip()} runs backwards; expected {last}-{first}", param_hint="--devices"
-            )
+            raise misuse("--devices", f"{part.strip()} runs backwards; expected {last}-{first}")
         numbers += range(int(first), int(last) + 1)
     _require_once(numbers, "--devices")
     return numbers
@@ -160,11 +143,10 @@ def _devices(text: str) -> list[int]:
 def _require_once(values: Sequence[object], option: str) -> None:
     for value in values:
         if values.count(value) > 1:
-            raise click.BadParameter(f"{value} is given twice", param_hint=option)
+            raise misuse(option, f"{value} is given twice")
 
 
 def _addresses(file: Path) -> dict[int, str]:
-    """Return the addresses of a host's devices, from its hccn.conf."""
     found = {}
     for text in file.read_text(errors="replace").splitlines():
         if match := _ADDRESS.match(text):

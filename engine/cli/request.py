@@ -21,7 +21,7 @@ from engine.cli.build import (
 from engine.cli.commands import Argument, EnumChoice, bundle
 from engine.cli.completion import one_of
 from engine.cli.converter_lite import OUTPUT_IS_LITERAL
-from engine.cli.hints import hint
+from engine.cli.hints import hint, misuse
 from engine.cli.options import KEY_VARIABLE, DecMode
 from engine.convert.converter import SUFFIXES, Converter, job_of
 from engine.errors import InputError, ModelError
@@ -101,17 +101,9 @@ class Request:
         if output is not None:
             changes["output_file"] = output
         job = job_of(
-            converter,
-            framework,
-            self.model,
-            str(output or self.output),
-            self.weight_file,
-            sections,
+            converter, framework, self.model, str(output or self.output), self.weight_file, sections
         )
-        ignored = {
-            "trainModel": self.train_model,
-            "optimizeTransformer": self.optimize_transformer,
-        }
+        ignored = {"trainModel": self.train_model, "optimizeTransformer": self.optimize_transformer}
         notes = [f"{name} has no effect on this conversion" for name, on in ignored.items() if on]
         return replace(job, notes=(*job.notes, *notes), **changes)
 
@@ -131,9 +123,7 @@ class Request:
         if self.encrypt_key:
             converter.encrypt_key = parse_key(self.encrypt_key, "--encrypt-key").hex()
         elif is_encrypted:
-            raise click.BadParameter(
-                "expected --encrypt-key (--encryptKey) as well", param_hint="--encryption"
-            )
+            raise misuse("--encryption", "expected --encrypt-key (--encryptKey) as well")
         return converter
 
 
@@ -213,10 +203,7 @@ request_options = bundle(
     options.settings,
     _layout("--input-format", "Of 4-D inputs: NCHW or NHWC."),
     _layout("--output-format", "Of 4-D outputs: NCHW or NHWC."),
-    _type(
-        "--input-type",
-        "Of all inputs: FLOAT, FLOAT16, INT8, UINT8, INT32, INT64 or DEFAULT.",
-    ),
+    _type("--input-type", "Of all inputs: FLOAT, FLOAT16, INT8, UINT8, INT32, INT64 or DEFAULT."),
     _type("--output-type", "Of all outputs, likewise."),
     _flag("--infer", "Run the result once; write it only if it runs."),
     click.option(
@@ -263,14 +250,14 @@ def _assign(converter: Converter, name: str, value: str, option: str) -> None:
     try:
         setattr(converter, name, value)
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint=option) from None
+        raise misuse(option, str(error)) from None
 
 
 def _choice(text: str, choices: Mapping[str, Any], option: str) -> Any:
     if text.upper() not in choices:
         listed = ", ".join(filter(None, choices))
         near = hint(text, filter(None, choices))
-        raise click.BadParameter(f"expected one of {listed}, got {text!r}{near}", param_hint=option)
+        raise misuse(option, f"expected one of {listed}, got {text!r}{near}")
     return choices[text.upper()]
 
 
@@ -339,8 +326,7 @@ def _sections(
     for path, option in ((config, "--config"), (quantize, "--quantize")):
         if path is not None:
             require_config(path, option)
-            for section, keys in configuration(str(path), None, "convert").items():
-                found[section] = {**found.get(section, {}), **keys}
+            found = _over(found, configuration(str(path), None, "convert"))
     if quantize is not None:
         from engine.convert.quantize import asked
         from engine.convert.quantize.settings import SECTIONS
@@ -358,11 +344,12 @@ def _sections(
         from engine.convert.unused_settings import unknown
 
         if text := unknown(over):
-            raise click.BadParameter(text, param_hint="--set")
-    return configuration("", {**found, **_over(found, over)}, "convert")
+            raise misuse("--set", text)
+    return configuration("", _over(found, over), "convert")
 
 
 def _over(
-    sections: Mapping[str, Mapping[str, str]], over: Mapping[str, Mapping[str, str]]
+    sections: dict[str, dict[str, str]], over: dict[str, dict[str, str]]
 ) -> dict[str, dict[str, str]]:
-    return {name: {**sections.get(name, {}), **keys} for name, keys in over.items()}
+    own = {name: {**sections.get(name, {}), **keys} for name, keys in over.items()}
+    return {**sections, **own}

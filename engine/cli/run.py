@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,20 +14,21 @@ from engine.cli.build import (
     Built,
     build,
     decryption_of,
-    in_options,
     inputs_of,
     parse_shapes,
     require_free_input,
     require_timeout,
+    timed,
 )
 from engine.cli.commands import Command, Integer
 from engine.cli.example import model_or_example
 from engine.cli.files import STANDARD_OUTPUT, print_outputs, require_place, storable, write
+from engine.cli.hints import misuse
 from engine.cli.inputs import Inputs
 from engine.cli.interrupt import interruptible
 from engine.cli.open_sizes import first_fitting, show_inputs
 from engine.cli.options import BuildOptions, InputOptions
-from engine.cli.output import as_json, aside, duration, is_terminal, line, note, plain
+from engine.cli.output import as_json, aside, duration, is_terminal, line, note, notes, plain
 from engine.cli.progress import waiting
 from engine.report.comparison import plain_value
 from engine.report.measurement import DeviceShare, devices_text, shares
@@ -106,11 +106,10 @@ def run(
     require_free_input(given, model)
     _check_output(output, json)
     require_timeout(timeout)
-    is_printed = output is not None and str(output) == STANDARD_OUTPUT
-    if output is not None and not is_printed:
-        require_place(output)
-    if trace is not None:
-        require_place(trace)
+    is_printed = str(output) == STANDARD_OUTPUT
+    for file in (None if is_printed else output, trace):
+        if file is not None:
+            require_place(file)
     decryption = decryption_of(model, how.dec_key, how.dec_mode)
     built = build(model, how, decryption)
     with built.model:
@@ -119,21 +118,18 @@ def run(
         inputs = interruptible(  # large arrays are made, or read, in one call of numpy's
             lambda: inputs_of(built, given, shapes)
         )
-        for text in inputs.notes:
-            note(plain(text))
+        notes(inputs.notes)
         if not json and not is_printed:  # now: the run may take long, or fail
             show_inputs(inputs)
             sys.stdout.flush()
 
-        def once(inputs: Inputs) -> tuple[Any, float]:
-            begin = time.perf_counter()
-            with waiting("running"), in_options():
-                results = interruptible(
-                    lambda: built.model.predict(inputs.values(), timeout_s=timeout)
-                )
-            return results, time.perf_counter() - begin
-
-        chosen, (results, seconds) = first_fitting(built, inputs, once)
+        chosen, (results, seconds) = first_fitting(
+            built,
+            inputs,
+            lambda tried: timed(
+                "running", lambda: built.model.predict(tried.values(), timeout_s=timeout)
+            ),
+        )
         if chosen is not inputs and not json and not is_printed:
             show_inputs(chosen, again=True)
         inputs = chosen
@@ -172,15 +168,15 @@ def _check_output(path: Path | None, is_json: bool) -> None:
         return
     if str(path) == STANDARD_OUTPUT:
         if not is_json and is_terminal("stdout"):
-            raise click.BadParameter(
+            raise misuse(
+                "--output",
                 "a terminal cannot show an .npz archive; add --json, or send it on: "
                 "--output - > outputs.npz",
-                param_hint="--output",
             )
     elif path.suffix not in (".npz", ".npy", ".json"):
-        raise click.BadParameter(
+        raise misuse(
+            "--output",
             f"expected a file name ending in .npz, .npy or .json, or -, got {str(path)!r}",
-            param_hint="--output",
         )
 
 
@@ -197,9 +193,7 @@ def _check_single(built: Built) -> None:
     outputs = built.outputs
     if len(outputs) != 1 or outputs[0].kind is not ValueKind.TENSOR:
         has = f"{len(outputs)} outputs" if len(outputs) != 1 else f"a {outputs[0].kind} as output"
-        raise click.BadParameter(
-            f"the model has {has}, and .npy holds one array; name it .npz", param_hint="--output"
-        )
+        raise misuse("--output", f"the model has {has}, and .npy holds one array; name it .npz")
 
 
 def _print_text(
@@ -254,34 +248,31 @@ def _print_json(
     output: Path | None,
     profile: Profile | None,
 ) -> None:
-    more: dict[str, Any] = {}
+    facts: dict[str, Any] = {
+        "model": str(path),
+        "backend": built.backend,
+        "devices": [share._asdict() for share in where],
+        "build_s": built.seconds,
+        "predict_s": seconds,
+        "inputs": inputs.facts(),
+        "outputs": [
+            {
+                "name": name,
+                "dtype": DType.from_numpy(array.dtype),
+                "shape": array.shape,
+                "size_bytes": array.nbytes,
+                "elements": array.size,
+                "first_values": _first(array, values),
+            }
+            for name, array in arrays.items()
+        ],
+        "output_file": None if output is None else str(output),
+    }
     if profile is not None:
-        from engine.cli.profile import facts
+        from engine.cli.profile import facts as profile_facts
 
-        more["profile"] = facts(profile)
-    as_json(
-        {
-            "model": str(path),
-            "backend": built.backend,
-            "devices": [share._asdict() for share in where],
-            "build_s": built.seconds,
-            "predict_s": seconds,
-            "inputs": inputs.facts(),
-            "outputs": [
-                {
-                    "name": name,
-                    "dtype": str(DType.from_numpy(array.dtype)),
-                    "shape": list(array.shape),
-                    "size_bytes": array.nbytes,
-                    "elements": array.size,
-                    "first_values": [_json(value) for value in _first(array, values)],
-                }
-                for name, array in arrays.items()
-            ],
-            "output_file": None if output is None else str(output),
-            **more,
-        }
-    )
+        facts["profile"] = profile_facts(profile)
+    as_json(facts)
 
 
 def _first(array: Array, count: int) -> Sequence[Any]:
@@ -294,7 +285,3 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return plain(repr(value)) if isinstance(value, str) else str(value)
-
-
-def _json(value: Any) -> Any:
-    return [value.real, value.imag] if isinstance(value, complex) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -90,17 +90,12 @@ def slice_command(
     model: Path,
     tp: int,
     pp: int,
-    out: Path,
-    strategy: str | None,
     shapes: tuple[str, ...],
     fix_shapes: bool,
-    outputs: str,
-    micro_batches: bool,
-    annotate: bool,
     replicas: bool,
-    check: bool,
     target: str,
     json: bool,
+    **settings: Any,  # of slice_model, by its own names
 ) -> None:
     """Slice a model into those of tp x pp ranks, and check them.
 
@@ -127,20 +122,15 @@ def slice_command(
             report = interruptible(
                 lambda: slice_model(
                     model,
-                    out,
                     tp=tp,
                     pp=pp,
-                    strategy=strategy,
-                    outputs=outputs,
-                    micro_batches=micro_batches,
-                    annotate=annotate,
                     replicas=replicas,
                     input_shapes=sizes,
                     fix_shapes=fix_shapes,
-                    check=check,
                     context=context,
                     progress=show,
                     cancel=cancel,
+                    **settings,
                 ),
                 cancel,
             )

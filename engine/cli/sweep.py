@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.cli.build import Built, fit_to
-from engine.cli.files import written_whole
 from engine.cli.inputs import Inputs
 from engine.cli.interrupt import start
 from engine.cli.latency import bar
 from engine.cli.load import Load, Sweep
-from engine.cli.output import duration, note, plain, table
+from engine.cli.output import attributes, duration, note, plain, table
 from engine.config.text import rate
 from engine.report.clients import Clients
-from engine.report.measurement import batch_of, result_of
+from engine.report.measurement import BenchResult, batch_of, result_of
 from engine.report.sweep import Point, arrivals, batch_axes, in_batch
 
 if TYPE_CHECKING:
@@ -119,27 +117,25 @@ def values(points: Sequence[Point]) -> list[dict[str, Any]]:
     """Return the points as plain values, for JSON."""
     return [
         {
-            "batch": point.result.batch,
+            **measured_values(point.result),
             "offered_per_s": point.rate_per_s,
-            "due": point.due if point.rate_per_s is not None else None,
-            "overloaded": point.is_overloaded if _is_judged(point) else None,
-            "runs": point.result.runs,
-            "seconds": point.result.seconds,
-            "first_run_s": point.result.first_s,
-            "throughput_per_s": point.result.throughput_per_s,
-            "samples_per_s": point.result.samples_per_s,
-            "latency_s": point.result.latency_s,
+            "due": None if point.rate_per_s is None else point.due,
+            "overloaded": None
+            if point.rate_per_s is None or point.is_too_short
+            else point.is_overloaded,
         }
         for point in points
     ]
 
 
-def _is_judged(point: Point) -> bool:
-    return point.rate_per_s is not None and not point.is_too_short
+def measured_values(result: BenchResult) -> dict[str, Any]:
+    """Return one measurement as plain values, for JSON."""
+    times = ("runs", "seconds", "throughput_per_s", "samples_per_s", "latency_s")
+    return {"first_run_s": result.first_s, **attributes(result, "batch", *times)}
 
 
-def write_figure(figure: Figure, path: Path, points: Sequence[Point], title: str) -> None:
-    """Draw throughput over the batch, or latencies over the load, and write that to `path`."""
+def draw_figure(figure: Figure, points: Sequence[Point], title: str) -> None:
+    """Draw throughput over the batch, or latencies over the load, into `figure`."""
     axes = figure.subplots()
     if points[0].rate_per_s is not None:
         offered = [point.rate_per_s or 0.0 for point in points]
@@ -163,5 +159,3 @@ def write_figure(figure: Figure, path: Path, points: Sequence[Point], title: str
         beside.legend(loc="lower right")
     axes.set_title(title.replace("$", r"\$"), wrap=True, fontsize="medium")
     axes.legend(loc="upper left")
-    with written_whole(path) as file:
-        figure.savefig(file, format=path.suffix[1:])

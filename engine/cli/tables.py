@@ -14,9 +14,9 @@ import numpy as np
 
 from engine.cli.input_files import InputFile
 from engine.errors import InputError, one_line
+from engine.tensor.description import Array
 from engine.types import DType, TensorSpec
 
-Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
 
@@ -42,17 +42,14 @@ class Table:
         self.file = file
         self.header = tuple(cells) if is_header else ()
         self.has_names = has_names
-        self._first = [cells]
         self._is_all_text = is_header and not has_names
         self._lines = numbered[1:] if is_header else numbered
 
     def value(self, spec: TensorSpec, shape: Shape | None) -> tuple[Array, str]:
         """Return the table as an input takes it, and what was done in words."""
-        lines = self._lines
-        is_text = spec.dtype is DType.STRING
-        if is_text and self._is_all_text:  # then the first line is one of them
-            lines = [(1, self._first[0]), *lines]
-        header = len(self.header) if not (is_text and self._is_all_text) else 0
+        lines, header = self._lines, self.header
+        if spec.dtype is DType.STRING and self._is_all_text:  # then the first line is one of them
+            lines, header = [(1, [*header]), *lines], ()
         array = self._typed(spec, lines)
         said = f"{array.shape[0]} x {array.shape[1]} values"
         said += ", without the header" if header else ""
@@ -82,7 +79,7 @@ class Table:
                 raise InputError(
                     f"{self.file}: line {line}: input {spec.name!r}: {error}", spec.name
                 ) from None
-        return typed(found, spec, str(self.file))
+        return typed(found, spec, self.file)
 
 
 def _rows(file: InputFile, text: str, delimiter: str) -> list[list[str]]:
@@ -129,30 +126,24 @@ def json_value(file: InputFile, found: Any, spec: TensorSpec, shape: Shape | Non
     try:
         nested = np.array(found, object if spec.dtype is DType.STRING else None)
     except ValueError as error:
-        raise InputError(
-            f"{file}: input {spec.name!r}: expected lists of the same lengths; {one_line(error)}",
-            spec.name,
-        ) from error
+        text = f"expected lists of the same lengths; {one_line(error)}"
+        raise file.refusal(spec, text) from error
     kind = nested.dtype.kind
     if spec.dtype is not DType.STRING and kind not in "biuf" and nested.size:
         raise InputError(
-            f"{file}: input {spec.name!r}: expected numbers for {spec}, got other values",
-            spec.name,
+            f"{file}: input {spec.name!r}: expected numbers for {spec}, got other values", spec.name
         )
     if spec.dtype is DType.STRING:
         for element in nested.flat:
             if not isinstance(element, str | int | float) or isinstance(element, bool):
-                raise InputError(
-                    f"{file}: input {spec.name!r}: expected texts in lists of the same lengths, "
-                    f"got {json.dumps(element)[:60]}",
-                    spec.name,
-                )
+                got = json.dumps(element)[:60]
+                raise file.refusal(spec, f"expected texts in lists of the same lengths, got {got}")
     elif "int" in spec.dtype:
         nested = np.array(found, object)  # a float among them would round the others
-    return typed(nested, spec, str(file))
+    return typed(nested, spec, file)
 
 
-def typed(values: Array, spec: TensorSpec, where: str) -> Array:
+def typed(values: Array, spec: TensorSpec, file: InputFile) -> Array:
     """Return numbers in an input's type. Raises InputError where one does not fit in it."""
     wanted = spec.dtype.numpy
     if spec.dtype is DType.STRING:
@@ -178,9 +169,7 @@ def typed(values: Array, spec: TensorSpec, where: str) -> Array:
             return narrow
     if not fits.all():
         wrong = values[~fits].reshape(-1)[0]
-        raise InputError(
-            f"{where}: input {spec.name!r}: expected {spec.dtype}, got {wrong}", spec.name
-        )
+        raise file.refusal(spec, f"expected {spec.dtype}, got {wrong}")
     if wanted.isbuiltin == 1:
         return values.astype(wanted)
     return values.astype(np.int64).astype(wanted)

@@ -49,10 +49,7 @@ def configuration(path: str, over: object, caller: str) -> Config:
     return config
 
 
-_FLAT = {
-    "pids": "shareable_weight_pid_list",
-    "shared_mem_handle": "shareable_weight_mem_handle",
-}
+_FLAT = {"pids": "shareable_weight_pid_list", "shared_mem_handle": "shareable_weight_mem_handle"}
 """Keys that MindSpore Lite's text on shared weights writes without a section."""
 
 

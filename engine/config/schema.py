@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from engine.config.text import did_you_mean
 from engine.options import CONSUMED, RESERVED, is_declared, nearest
 
 _ANY = ("*",)
@@ -128,17 +129,12 @@ def unused_settings(
         else:
             for key in keys:
                 if not is_declared(key, known):
-                    near = nearest(key, known)
-                    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+                    hint = did_you_mean(key, known) or f"known: {', '.join(known)}"
                     yield _unknown(section, key, hint)
 
 
 def _in_use(
-    section: str,
-    keys: Iterable[str],
-    known: Sequence[str],
-    backend: str,
-    options: Collection[str],
+    section: str, keys: Iterable[str], known: Sequence[str], backend: str, options: Collection[str]
 ) -> Iterator[Unused]:
     for key in keys:
         if is_declared(key, (*options, *CONSUMED)):
@@ -147,8 +143,7 @@ def _in_use(
             text = f"configuration key [{section}] {key} has no effect with backend {backend!r}"
             yield Unused(text, False)
             continue
-        near = nearest(key, (*options, *known, *CONSUMED))
-        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(options)}"
+        hint = did_you_mean(key, (*options, *known, *CONSUMED)) or f"known: {', '.join(options)}"
         yield _unknown(section, key, hint)
 
 

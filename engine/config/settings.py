@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast, overload
 
-from engine.options import nearest
+from engine.config.text import did_you_mean
 
 T = TypeVar("T")  # what a setting reads
 S = TypeVar("S")  # what may be assigned to it
@@ -83,8 +83,7 @@ def _warn_of_unknown(settings: Settings, name: str) -> None:
     import warnings
 
     known = [name for name in dir(type(settings)) if not name.startswith("_")]
-    near = nearest(name, known)
-    hint = f"did you mean {near!r}?" if near else f"it has: {', '.join(known)}"
+    hint = did_you_mean(name, known) or f"it has: {', '.join(known)}"
     warnings.warn(
         f"{settings._called} has no setting {name!r}, so nothing reads it; {hint}", stacklevel=3
     )

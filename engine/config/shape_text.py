@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import itertools
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias
-
-from engine.types import TensorSpec
+from typing import TypeAlias
 
 Axis: TypeAlias = tuple[int, int, int]
 """Lowest, usual and highest size of one axis; usual and highest are -1 where there is none."""
@@ -25,44 +24,51 @@ OPEN: Axis = (0, -1, -1)
 FEWEST_GEARS, MOST_GEARS = 2, 100  # ATC's limits
 
 
-class Spelling(Protocol):
-    """One section's spelling of shapes."""
+class Spelling(ABC):
+    """One section's spelling of shapes, and its words for what does not fit the model."""
 
+    unknown_input: str
+    """The text on a `name` that the model does not have, with its `inputs`."""
+    wrong_rank: str
+    """The text on `count` dims for the input `spec`, of which the model has another number."""
+    wrong_dim: str
+    """The text on an `axis` that contradicts the model's `dim`, number `index` of `spec`."""
+
+    @abstractmethod
     def input_shape(self, text: str) -> Inputs:
         """Read `input_shape`; {} where it is empty."""
 
+    @abstractmethod
     def profiles(self, named: Inputs, known: Inputs, dynamic: str, usual: str) -> list[Inputs]:
         """Read `dynamic_dims` and `opt_dims`: the axes of each profile, [] where there is none.
 
         named: what `input_shape` says. known: the same, and all other inputs of the model.
         """
 
+    @abstractmethod
     def leaves(self, dim: int, axis: Axis) -> bool:
         """Return whether `axis` may be said of one that the model fixes to `dim`."""
-
-    def unknown_input(self, name: str, inputs: Sequence[str]) -> str:
-        """Word the error for a name that the model does not have."""
-
-    def wrong_rank(self, spec: TensorSpec, count: int) -> str:
-        """Word the error for `count` dims given to an input that has another number."""
-
-    def wrong_dim(self, spec: TensorSpec, index: int, dim: int, axis: Axis) -> str:
-        """Word the error for an axis that contradicts the model."""
 
 
 def spelling_of(device_type: str) -> Spelling:
     """Return the spelling that counts in the section of a device of this type."""
-    return Gears() if device_type == "ascend" else Profiles()
+    return _Gears() if device_type == "ascend" else _Profiles()
 
 
 # ------------------------------------------------------------------------------ [gpu_context]
 
 
-class Profiles:
-    """[gpu_context]'s spelling."""
+class _Profiles(Spelling):
+    """[gpu_context]: "x:[1,3,96,96];ids:[-1,128]", "[1~8,16~512],[9~64,16~512];[1~4],[5~8]"."""
+
+    unknown_input = "input_shape names {name!r}, but the inputs are {inputs}"
+    wrong_rank = "input_shape gives {count} dims for input {spec.name!r}, expected {spec}"
+    wrong_dim = (
+        "input {spec.name!r}: dim {index} is {dim} in the model, but the settings say {axis[0]} to "
+        "{axis[2]}"
+    )
 
     def input_shape(self, text: str) -> Inputs:
-        """Read "x:[1,3,96,96];ids:[-1,128]"."""
         shapes: dict[str, tuple[Axis, ...]] = {}
         if not text.strip():
             return shapes
@@ -79,7 +85,6 @@ class Profiles:
         return shapes
 
     def profiles(self, named: Inputs, known: Inputs, dynamic: str, usual: str) -> list[Inputs]:
-        """Read "[1~8,16~512],[9~64,16~512];[1~4],[5~8]"."""
         if not dynamic.strip() and not usual.strip():
             return []
         if not named or not dynamic.strip():
@@ -104,23 +109,7 @@ class Profiles:
         return profiles
 
     def leaves(self, dim: int, axis: Axis) -> bool:
-        """Return whether `axis` is open or the model's own size."""
         return axis in (OPEN, (dim, dim, dim))
-
-    def unknown_input(self, name: str, inputs: Sequence[str]) -> str:
-        """Word the error for a name that the model does not have."""
-        return f"input_shape names {name!r}, but the inputs are {list(inputs)}"
-
-    def wrong_rank(self, spec: TensorSpec, count: int) -> str:
-        """Word the error for a wrong number of dims."""
-        return f"input_shape gives {count} dims for input {spec.name!r}, expected {spec}"
-
-    def wrong_dim(self, spec: TensorSpec, index: int, dim: int, axis: Axis) -> str:
-        """Word the error for an axis that contradicts the model."""
-        return (
-            f"input {spec.name!r}: dim {index} is {dim} in the model, but the settings "
-            f"say {axis[0]} to {axis[2]}"
-        )
 
 
 def _groups(key: str, named: Inputs, text: str) -> list[dict[str, list[str]]]:
@@ -186,11 +175,16 @@ def _number(key: str, text: str, lowest: int) -> int:
 # --------------------------------------------------------------------------- [ascend_context]
 
 
-class Gears:
-    """[ascend_context]'s spelling, and ATC's, which leaves the brackets out."""
+class _Gears(Spelling):
+    """[ascend_context]: "x:[1,3];y:-1,1~8", "[1~4],[8,2]"; ATC leaves brackets out: "1;2;4"."""
+
+    unknown_input = "option 'input_shape': the model has no input {name!r}; it has: {listed}"
+    wrong_rank = "option 'input_shape': input {spec.name!r} has {rank} dims ({spec}), got {count}"
+    wrong_dim = (
+        "option 'input_shape': input {spec.name!r} is {spec}, so a dim must stay {dim}, got {text}"
+    )
 
     def input_shape(self, text: str) -> Inputs:
-        """Read "x:[1,3];y:-1,1~8"."""
         shapes: dict[str, tuple[Axis, ...]] = {}
         for part in filter(None, (part.strip() for part in text.split(";"))):
             name, colon, dims = part.rpartition(":")
@@ -204,7 +198,6 @@ class Gears:
         return shapes
 
     def profiles(self, named: Inputs, known: Inputs, dynamic: str, usual: str) -> list[Inputs]:
-        """Read "[1~4],[8,2]", or ATC's "1;2;4"."""
         if usual.strip():
             raise ValueError("option 'opt_dims': gears have no usual size; remove it")
         if not dynamic.strip():
@@ -235,29 +228,7 @@ class Gears:
         return filled
 
     def leaves(self, dim: int, axis: Axis) -> bool:
-        """Return whether `axis` is the model's own size."""
         return axis == (dim, dim, dim)
-
-    def unknown_input(self, name: str, inputs: Sequence[str]) -> str:
-        """Word the error for a name that the model does not have."""
-        return (
-            f"option 'input_shape': the model has no input {name!r}; "
-            f"it has: {', '.join(map(repr, inputs)) or 'none'}"
-        )
-
-    def wrong_rank(self, spec: TensorSpec, count: int) -> str:
-        """Word the error for a wrong number of dims."""
-        return (
-            f"option 'input_shape': input {spec.name!r} has {len(spec.shape or ())} dims "
-            f"({spec}), got {count}"
-        )
-
-    def wrong_dim(self, spec: TensorSpec, index: int, dim: int, axis: Axis) -> str:
-        """Word the error for an axis that contradicts the model."""
-        return (
-            f"option 'input_shape': input {spec.name!r} is {spec}, so a dim must stay {dim}, "
-            f"got {_text(axis)}"
-        )
 
 
 def _size_or_range(size: str, part: str) -> Axis:
@@ -297,10 +268,7 @@ def _parse_gears(text: str) -> list[tuple[int, ...]]:
 
 
 def _check_gears(
-    gears: Sequence[tuple[int, ...]],
-    positions: Sequence[tuple[str, int]],
-    known: Inputs,
-    text: str,
+    gears: Sequence[tuple[int, ...]], positions: Sequence[tuple[str, int]], known: Inputs, text: str
 ) -> None:
     """Raise ValueError unless there are 2 to 100 gears, each with a size for every open axis."""
     if not positions:
@@ -309,7 +277,7 @@ def _check_gears(
         if known[name][index] != OPEN:
             raise ValueError(
                 f"option 'dynamic_dims' excludes ranges: write dim {index} of {name!r} as -1 in "
-                f"'input_shape', got {_text(known[name][index])}"
+                f"'input_shape', got {axis_text(known[name][index])}"
             )
     if not FEWEST_GEARS <= len(gears) <= MOST_GEARS:
         more = "more than " if len(gears) > MOST_GEARS else ""
@@ -321,15 +289,15 @@ def _check_gears(
         if len(gear) != len(positions):
             raise ValueError(
                 f"option 'dynamic_dims': expected {len(positions)} sizes in each gear, one for "
-                "each "
-                f"-1 ({', '.join(f'{name}[{index}]' for name, index in positions)}), "
+                f"each -1 ({', '.join(f'{name}[{index}]' for name, index in positions)}), "
                 f"got {list(gear)}"
             )
     if len(set(gears)) != len(gears):
         raise ValueError(f"option 'dynamic_dims': a gear comes twice in {text!r}")
 
 
-def _text(axis: Axis) -> str:
+def axis_text(axis: Axis) -> str:
+    """Return an axis as a user writes it."""
     if axis[0] == axis[2]:
         return str(axis[0])
     return "-1" if axis == OPEN else f"{axis[0]}~{axis[2]}"

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.config.shape_text import OPEN, Axis, Inputs, Spelling, spelling_of
+from engine.config.shape_text import OPEN, Axis, Inputs, Spelling, axis_text, spelling_of
 from engine.types import ShapeRange, TensorSpec
 
 __all__ = ["KEYS", "OPEN", "Shapes", "read_shapes"]
@@ -85,15 +85,19 @@ def _check(named: Inputs, specs: Mapping[str, TensorSpec], spelling: Spelling) -
     """Raise ValueError for a name, rank or dim of `input_shape` that is not the model's."""
     for name, axes in named.items():
         if name not in specs:
-            raise ValueError(spelling.unknown_input(name, list(specs)))
+            listed = ", ".join(map(repr, specs)) or "none"
+            text = spelling.unknown_input.format(name=name, inputs=[*specs], listed=listed)
+            raise ValueError(text)
         spec = specs[name]
         if spec.shape is None:
             continue
         if len(spec.shape) != len(axes):
-            raise ValueError(spelling.wrong_rank(spec, len(axes)))
+            facts = {"spec": spec, "rank": len(spec.shape), "count": len(axes)}
+            raise ValueError(spelling.wrong_rank.format(**facts))
         for index, (dim, axis) in enumerate(zip(spec.shape, axes, strict=True)):
             if isinstance(dim, int) and not spelling.leaves(dim, axis):
-                raise ValueError(spelling.wrong_dim(spec, index, dim, axis))
+                facts = {"spec": spec, "index": index, "dim": dim, "axis": axis}
+                raise ValueError(spelling.wrong_dim.format(**facts, text=axis_text(axis)))
 
 
 def _keep_declared(known: Inputs, specs: Mapping[str, TensorSpec]) -> Inputs:

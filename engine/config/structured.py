@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,8 @@ def parse(text: str, suffix: str) -> dict[str, dict[str, str]]:
     has no parser here.
     """
     try:
-        parsed = _PARSERS[suffix](text)
+        # Errors of tomllib and json are ValueErrors that say line and column.
+        parsed = _yaml(text) if suffix in (".yaml", ".yml") else _LOADS[suffix](text)
     except RecursionError:
         raise ValueError("it is nested too deep; expected sections with options") from None
     if parsed is None:  # an empty YAML
@@ -26,16 +29,7 @@ def parse(text: str, suffix: str) -> dict[str, dict[str, str]]:
         raise ValueError(str(error)) from None
 
 
-def _toml(text: str) -> Any:
-    import tomllib
-
-    return tomllib.loads(text)  # its error is a ValueError that says line and column
-
-
-def _json(text: str) -> Any:
-    import json
-
-    return json.loads(text)
+_LOADS: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads}
 
 
 def _yaml(text: str) -> Any:
@@ -57,11 +51,3 @@ def _yaml(text: str) -> Any:
         return yaml.load(text, loader)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
-
-
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    ".toml": _toml,
-    ".json": _json,
-    ".yaml": _yaml,
-    ".yml": _yaml,
-}

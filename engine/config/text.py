@@ -5,6 +5,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Sequence
 
+from engine.options import nearest
+
 
 def plain(text: str) -> str:
     """Return `text` with control characters spelled out: a name must not drive the terminal."""
@@ -48,11 +50,16 @@ def html_tables(title: str, sections: Iterable[tuple[str, Sequence[Sequence[obje
 
 
 def _width(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
     return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
+
+
+def did_you_mean(word: str, words: Iterable[str], before: str = "") -> str:
+    """Return "did you mean 'x'?" behind `before`; "" where none of the words is like it."""
+    near = nearest(word, words)
+    return f"{before}did you mean {str(near)!r}?" if near else ""
 
 
 def counted(count: int, what: str) -> str:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine.config.reader import bare, text_of
+from engine.config.text import did_you_mean
 from engine.config.wording import prefixed
 from engine.errors import ModelError
 from engine.host.interrupts import raised_by_handler
-from engine.options import nearest
 
 
 class UpdateMode(StrEnum):
@@ -83,12 +83,6 @@ def declaration_of(
     )
 
 
-def is_declared_in(config: Mapping[str, Mapping[str, str]]) -> bool:
-    """Return whether a configuration has any of these settings."""
-    settings = {FILE, LIST, MODE, KIND}
-    return any(not settings.isdisjoint(keys) for keys in config.values())
-
-
 def require_names(names: object) -> tuple[str, ...]:
     """Return the names that a caller declares. Raises TypeError for anything but a list of str."""
     if names is None:
@@ -121,12 +115,9 @@ def _in_file(path: str, section: str) -> list[tuple[str, str]]:
         inside = bare(line)  # both names may be in one pair of quotes, or each in its own
         names = [bare(name) for name in (line if line[0] in inside else inside).split(",")]
         if not all(names) or len(names) > 2:
-            raise _wrong(
-                path,
-                section,
-                f"line {number}: expected the name of a weight or node, or a name of your own and "
-                f"that with a comma between, got {line!r}",
-            )
+            text = "expected the name of a weight or node, or a name of your own and that with a "
+            text += f"comma between, got {line!r}"
+            raise _wrong(path, section, f"line {number}: {text}")
         found.append((names[0] if len(names) > 1 else "", names[-1]))
     if not found:
         raise _wrong(path, section, "has no name in it; write one a line")
@@ -146,8 +137,7 @@ def _choice(keys: Mapping[str, str], key: str, kind: type[Choice], default: Choi
     try:
         return kind(text.lower())
     except ValueError as error:
-        near = nearest(text, [choice.value for choice in kind])
-        hint = f"; did you mean {near!r}?" if near else ""
+        hint = did_you_mean(text, kind, "; ")
         raise ValueError(
             f"[common_context] {key} must be one of {', '.join(kind)}, but got {text!r}{hint}"
         ) from error

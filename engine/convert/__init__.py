@@ -50,9 +50,8 @@ def convert(job: Job) -> Report:
             f"{error.filename or job.model_file}: {error.strerror or error}", str(job.model_file)
         ) from error
     except MemoryError as error:
-        raise ModelError(
-            f"{job.model_file}: its conversion needs more memory than there is: {one_line(error)}",
-            str(job.model_file),
+        raise job.error(
+            f"its conversion needs more memory than there is: {one_line(error)}"
         ) from error
 
 
@@ -137,6 +136,7 @@ def _apply_passes(
 def _sign(model: ModelProto, job: Job) -> None:
     """Write into the model where it comes from, and what a later conversion must know."""
     from engine.convert.edges import LAYOUT_KEYS, layouts
+    from engine.convert.graphs import drop_metadata
     from engine.host.version import __version__
     from engine.tensor.enums import Format
 
@@ -152,9 +152,7 @@ def _sign(model: ModelProto, job: Job) -> None:
     for key, own, wanted in zip(LAYOUT_KEYS, layouts(model, job.framework), asked, strict=True):
         if (wanted or own) is Format.NHWC:
             origin[key] = "NHWC"
-    kept = [entry for entry in model.metadata_props if entry.key not in {*origin, *LAYOUT_KEYS}]
-    del model.metadata_props[:]
-    model.metadata_props.extend(kept)
+    drop_metadata(model, {*origin, *LAYOUT_KEYS})
     for key, value in origin.items():
         model.metadata_props.add(key=key, value=value)
 

@@ -13,18 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from onnx import (
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    TypeProto,
-    ValueInfoProto,
-)
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
 from engine.convert.batch_rewriter import Batches, BatchRewriter, CannotRebatch, dims_of
 from engine.convert.comparison import Comparison
-from engine.convert.graphs import write_weights
+from engine.convert.graphs import refill, write_weights
 from engine.convert.job import Job
 from engine.convert.weights import total_bytes
 from engine.convert.write import INLINE_BYTES
@@ -106,8 +99,7 @@ def _replace_nodes(
 ) -> list[TypeProto]:
     """Replace a model's nodes and batch sizes, and clear output shapes; return the old types."""
     graph = model.graph
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, nodes)
     graph.initializer.extend(added)
     for value in graph.input:
         if value.name in batches:
@@ -141,9 +133,8 @@ def _cannot_rebatch_error(
         if value.name not in batches and (dims_of(value.type) or (None,))[0] in olds
     ]
     hint = f"give {', '.join(others)} another batch too, or " if others else ""
-    return ModelError(
-        f"{job.model_file}: the batch is fixed in the model, and changing that of "
+    return job.error(
+        f"the batch is fixed in the model, and changing that of "
         f"{_describe_changes(batches)} fails: {reason}; {hint}export the model with a dynamic "
-        "batch axis",
-        str(job.model_file),
+        "batch axis"
     )

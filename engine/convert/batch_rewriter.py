@@ -13,23 +13,14 @@ from math import gcd, prod
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnx
-from onnx import (
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    TypeProto,
-    ValueInfoProto,
-    helper,
-    numpy_helper,
-)
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from engine.convert.graphs import Names, title
 from engine.convert.job import Job
+from engine.formats.arrays import Array
 from engine.formats.onnx.graphs import SMALL, is_small, reads, subgraphs
 
-Array: TypeAlias = npt.NDArray[Any]
 Dims: TypeAlias = tuple[int | None, ...]
 Batches: TypeAlias = Mapping[str, tuple[int, int]]
 

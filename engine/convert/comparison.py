@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import gcd
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
+from engine.convert.graphs import spec_of
 from engine.convert.job import Job
 from engine.convert.sample_inputs import FLOATS, random
 from engine.plan.open_sizes import fitting_shapes
-from engine.types import DType, TensorSpec
+from engine.types import DType
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
@@ -39,7 +41,7 @@ class Comparison:
         self._few, self._all = sorted(gcd(*sizes) for sizes in zip(*batches.values(), strict=True))
         # Inputs may have several rows for each sample.
         self._rows = {name: max(sizes) // self._all for name, sizes in batches.items()}
-        specs = [_spec(value) for value in given]
+        specs = [replace(spec, shape=spec.shape or ()) for spec in map(spec_of, given)]
         shapes = next(fitting_shapes(specs, size=OPEN))
         for name, rows in self._rows.items():
             shapes[name] = (rows * self._all, *shapes[name][1:])
@@ -136,12 +138,3 @@ class Comparison:
             f"differs by {off:.3g} (its values go to {largest:.3g}), as if its samples were not "
             "independent"
         )
-
-
-def _spec(value: ValueInfoProto) -> TensorSpec:
-    tensor = value.type.tensor_type
-    dims = (
-        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
-        for dim in tensor.shape.dim
-    )
-    return TensorSpec(value.name, DType.from_onnx(tensor.elem_type), tuple(dims))

@@ -31,6 +31,10 @@ _COMPILED = (".trt", ".engine", ".plan", ".om")
 _OTHER_FORMS = (
     ".tflite", ".pb", ".keras", ".h5", ".hdf5", ".pt", ".pt2", ".pth", ".xml", ".ort", ".mlmodel",
 )  # fmt: skip
+_SHOWN = (
+    "weight_fp16", "input_shape", "input_format", "input_data_type", "output_data_type",
+    "save_type", "enable_encryption", "infer", "optimize", "device",
+)  # fmt: skip
 _NOT_ENCRYPTED = "the result is not encrypted: encrypt_key is set, but not enable_encryption"
 
 
@@ -260,17 +264,12 @@ class Converter(Settings):
 
         if not isinstance(fmk_type, str) or fmk_type not in sources.frameworks().values():
             require("fmk_type", fmk_type, FmkType)
-        require("model_file", model_file, str)
-        require("output_file", output_file, str)
-        require("weight_file", weight_file, str)
-        require("config_file", config_file, str)
+        paths = {"model_file": model_file, "weight_file": weight_file, "config_file": config_file}
+        for name, path in {**paths, "output_file": output_file}.items():
+            require(name, path, str)
         require_watchers(progress, cancel)
         self._report = None
-        for name, path in (
-            ("model_file", model_file),
-            ("weight_file", weight_file),
-            ("config_file", config_file),
-        ):
+        for name, path in paths.items():
             if (path or name == "model_file") and not os.path.exists(path):
                 failure = f"Perform convert method failed, {name} does not exist! got "
                 if name == "config_file":
@@ -292,19 +291,9 @@ class Converter(Settings):
         print("CONVERT RESULT SUCCESS:0")
 
     def __str__(self) -> str:
-        return (
-            f"config_info: {self.get_config_info()},\n"
-            f"weight_fp16: {self.weight_fp16},\n"
-            f"input_shape: {self.input_shape},\n"
-            f"input_format: {self.input_format},\n"
-            f"input_data_type: {self.input_data_type},\n"
-            f"output_data_type: {self.output_data_type},\n"
-            f"save_type: {self.save_type},\n"
-            f"enable_encryption: {self.enable_encryption},\n"
-            f"infer: {self.infer},\n"
-            f"optimize: {self.optimize},\n"
-            f"device: {self.device}."
-        )
+        shown = {"config_info": self.get_config_info()}
+        shown |= {name: getattr(self, name) for name in _SHOWN}
+        return ",\n".join(f"{name}: {value}" for name, value in shown.items()) + "."
 
 
 def job_of(

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from engine.config import declared
 from engine.config.split_graph import KEY, SECTION, Block, blocks_of
+from engine.config.text import did_you_mean
 from engine.config.variable_weights import declaration_of
 from engine.config.wording import prefixed
 from engine.convert.job import Job
 from engine.errors import InputError
 from engine.formats import ModelFile
-from engine.options import nearest
 from engine.tensor.enums import FmkType
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ def keep(model: ModelProto, job: Job) -> list[str]:
     Raises InputError for a name that is no weight, and for executors that cannot be; ModelError
     for a file of names that cannot be read.
     """
-    kept = [entry for entry in model.metadata_props if entry.key != declared.KEY]
-    del model.metadata_props[:]
-    model.metadata_props.extend(kept)
+    from engine.convert.graphs import drop_metadata  # needs onnx
+
+    drop_metadata(model, (declared.KEY,))
     if not job.config:
         return []
     weights, notes = _weights(model, job)
@@ -115,8 +115,7 @@ def _values(model: ModelProto, graph: Graph, name: str) -> tuple[str, ...]:
         if name in made:
             return (name,)
         names = [*graph.inputs, *(node.name for node in model.graph.node), *made]
-        near = nearest(name, names)
-        hint = f"did you mean {near!r}?" if near else f"its inputs are {', '.join(graph.inputs)}"
+        hint = did_you_mean(name, names) or f"its inputs are {', '.join(graph.inputs)}"
         raise InputError(
             f"expected an input of the model, a node or a value, got {name!r}; {hint}", name
         )

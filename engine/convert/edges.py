@@ -129,12 +129,10 @@ def adapt(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
     for node in reversed(before):
         graph.node.insert(0, node)
     graph.node.extend(after)
-    for tensor in graph.initializer:
-        tensor.name = inner.get(tensor.name, tensor.name)
-    for sparse in graph.sparse_initializer:
-        sparse.values.name = inner.get(sparse.values.name, sparse.values.name)
-    for value in (*graph.value_info, *(value for value in graph.input if value.name in known)):
-        value.name = inner.get(value.name, value.name)
+    weights = [*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)]
+    listed = [value for value in graph.input if value.name in known]  # weights as well
+    for named in (*weights, *graph.value_info, *listed):
+        named.name = inner.get(named.name, named.name)
     for annotation in graph.quantization_annotation:
         annotation.tensor_name = inner.get(annotation.tensor_name, annotation.tensor_name)
     return result, notes
@@ -190,11 +188,9 @@ def _set_dtype(edge: _Edge, what: str, wanted: DType) -> None:
     edge.outer.tensor_type.elem_type = wanted.onnx
     text = f"{what} {edge.name!r} is {wanted}, the model's is {current}"
     if wanted not in _FLOATS and current in _FLOATS:
-        text += "; a plain cast, without scale" + (
-            ""
-            if what == "input"
-            else ": fractions are cut off, and what is out of range is undefined"
-        )
+        text += "; a plain cast, without scale"
+        if what == "output":
+            text += ": fractions are cut off, and what is out of range is undefined"
     edge.notes.append(text)
 
 
@@ -207,7 +203,6 @@ def _steps(
     model: ModelProto,
     names: Names,
 ) -> list[NodeProto]:
-    """Return the nodes that make one value from the other."""
     element = after.tensor_type.elem_type
     casts = before.tensor_type.elem_type != element
     if not perm:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from onnx import (
     GraphProto,
@@ -11,11 +12,13 @@ from onnx import (
     NodeProto,
     OperatorSetIdProto,
     TensorProto,
+    ValueInfoProto,
     helper,
     numpy_helper,
 )
 
 from engine.formats.onnx.graphs import bodies, constants, is_small, subgraphs
+from engine.types import DType, TensorSpec
 
 _INLINE_BYTES = 1024
 
@@ -53,18 +56,24 @@ def write_weights(model: ModelProto, file: Path) -> list[TensorProto]:
             if tensor.ByteSize() < _INLINE_BYTES or tensor.data_type == TensorProto.STRING:
                 tensors.append(tensor)
                 continue
-            data = tensor.raw_data
-            if not data:  # in a field of its type, as some exporters have it
-                data = numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+            data = raw_data(tensor)
             outside = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-            outside.data_location = TensorProto.EXTERNAL
-            for key, value in (
-                ("location", file.name), ("offset", opened.tell()), ("length", len(data)),
-            ):  # fmt: skip
-                outside.external_data.add(key=key, value=str(value))
+            refer(outside, file, opened.tell(), len(data))
             opened.write(data)
             tensors.append(outside)
     return tensors
+
+
+def raw_data(tensor: TensorProto) -> bytes:
+    """Return a tensor's bytes, also where they are in a field of its type: some exporters do so."""
+    return tensor.raw_data or numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+
+
+def refer(tensor: TensorProto, file: Path, offset: int, length: int) -> None:
+    """Let a tensor without bytes say where in a file beside the model they are."""
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", file.name), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
 
 
 def add_opset(model: ModelProto) -> None:
@@ -101,6 +110,29 @@ class Names:
             name, number = f"{wanted}_{number}", number + 1
         self._taken.add(name)
         return name
+
+
+def spec_of(value: ValueInfoProto) -> TensorSpec:
+    """Return what an input or output that is a tensor declares."""
+    tensor = value.type.tensor_type
+    dims = [
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
+        for dim in tensor.shape.dim
+    ]
+    shape = tuple(dims) if tensor.HasField("shape") else None
+    return TensorSpec(value.name, DType.from_onnx(tensor.elem_type), shape)
+
+
+def refill(field: Any, values: Iterable[Any]) -> None:
+    """Put other messages in place of all that a repeated field has."""
+    kept = [*values]
+    del field[:]
+    field.extend(kept)
+
+
+def drop_metadata(model: ModelProto, keys: Collection[str]) -> None:
+    """Take entries out of a model's metadata."""
+    refill(model.metadata_props, [entry for entry in model.metadata_props if entry.key not in keys])
 
 
 def rename(graph: GraphProto, names: Mapping[str, str]) -> None:

@@ -102,7 +102,7 @@ class _Work:
             graph.node.insert(0, node)
 
     def store_nodes(self, body: Body) -> None:
-        """Return the tensors of a body's Constant nodes."""
+        """Store the tensors of a body's Constant nodes, each with a Cast behind it."""
         opsets = body.opset_import if isinstance(body, FunctionProto) else self._opsets
         for position in range(len(body.node) - 1, -1, -1):
             node = body.node[position]

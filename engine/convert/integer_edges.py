@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from engine.convert.graphs import Names, rename
+from engine.convert.graphs import Names, refill, rename
 from engine.formats.onnx.graphs import bodies
 from engine.types import DType
 
@@ -87,12 +87,8 @@ def expose(
         notes.append(f"output {value.name!r} is {output_dtype}; the model's float is {scheme}")
     if notes:
         kept = [node for node in graph.node if not dropped & {*node.output}]
-        nodes = [*first, *kept, *last]
-        del graph.node[:]
-        graph.node.extend(nodes)
-        types = [info for info in graph.value_info if info.name not in names]
-        del graph.value_info[:]
-        graph.value_info.extend(types)
+        refill(graph.node, [*first, *kept, *last])
+        refill(graph.value_info, [info for info in graph.value_info if info.name not in names])
         rename(graph, names)
     return notes
 

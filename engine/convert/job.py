@@ -93,6 +93,10 @@ class Job:
         """True if a key is among the settings: then nothing goes to a disk in clear."""
         return self.encrypt_key is not None or self.decrypt_key is not None
 
+    def error(self, text: str) -> ModelError:
+        """Return the error for a model that cannot be converted, with its file's name in front."""
+        return ModelError(f"{self.model_file}: {text}", str(self.model_file))
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Show a phase of unknown length, and at its end that it is done. Raises Cancelled."""
@@ -154,7 +158,6 @@ class Report:
         return str(self)  # what a prompt shows
 
     def _repr_html_(self) -> str:
-        """Return the report as HTML, which a notebook shows."""
         rows = [*self.facts().items(), *(("note", note) for note in self.notes)]
         return html_tables("conversion", [("", rows)])
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from math import prod
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.formats.arrays import Array
 from engine.types import DType
-
-Array: TypeAlias = npt.NDArray[Any]
 
 FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 

@@ -87,10 +87,8 @@ def _run_once(model: ModelProto, job: Job) -> None:
 
 
 def _cannot_have(job: Job, why: str) -> ModelError:
-    return ModelError(
-        f"{job.model_file}: the model cannot have these input shapes: {why}; give sizes that fit "
-        "its layers",
-        str(job.model_file),
+    return job.error(
+        f"the model cannot have these input shapes: {why}; give sizes that fit its layers"
     )
 
 

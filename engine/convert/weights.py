@@ -57,9 +57,8 @@ def bring_in(model: ModelProto, folder: Path | None, job: Job) -> None:
                 opened.seek(int(entry.get("offset", 0)))
                 tensor.raw_data = opened.read(_nbytes(tensor))
         except OSError as error:
-            raise ModelError(
-                f"{file}: cannot be read: {error.strerror}", str(job.model_file)
-            ) from error
+            text = f"{file}: cannot be read: {error.strerror}"
+            raise ModelError(text, str(job.model_file)) from error
         del tensor.external_data[:]
         tensor.ClearField("data_location")
     if outside:
@@ -71,8 +70,9 @@ def move_out(model: ModelProto, file: Path, job: Job) -> None:
 
     Raises OSError where the file cannot be written, and Cancelled.
     """
-    from onnx import TensorProto, numpy_helper
+    from onnx import TensorProto
 
+    from engine.convert.graphs import raw_data, refer
     from engine.formats.onnx.graphs import tensors
 
     large = [
@@ -83,9 +83,7 @@ def move_out(model: ModelProto, file: Path, job: Job) -> None:
     with file.open("wb") as opened:
         for done, tensor in enumerate(large):
             job.progress("writing weights", done, len(large))
-            data = tensor.raw_data
-            if not data:  # in a field of its type, as some exporters have it
-                data = numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+            data = raw_data(tensor)
             opened.seek(-opened.tell() % _ALIGNMENT, 1)
             offset = opened.tell()
             for start in range(0, len(data), _PART_BYTES):
@@ -94,11 +92,7 @@ def move_out(model: ModelProto, file: Path, job: Job) -> None:
             for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data",
                           "uint64_data"):  # fmt: skip
                 tensor.ClearField(field)
-            tensor.data_location = TensorProto.EXTERNAL
-            for key, value in (
-                ("location", file.name), ("offset", offset), ("length", len(data)),
-            ):  # fmt: skip
-                tensor.external_data.add(key=key, value=str(value))
+            refer(tensor, file, offset, len(data))
     job.progress("writing weights", len(large), len(large))
 
 

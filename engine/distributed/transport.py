@@ -107,7 +107,7 @@ def join(name: str, job: Job, plan: int) -> Rendezvous:
     """Meet the other ranks of a job by a transport. Raises CommunicatorError."""
     found, transport = doors.resolve(TRANSPORTS, name)
     if found.state is not BackendState.READY:
-        raise CommunicatorError(str(found))
+        raise CommunicatorError(str(found)) from transport
     with faults_of(name):
         rendezvous: Rendezvous = transport.join(job, plan)
     return rendezvous

@@ -55,7 +55,7 @@ def rewritten(source: OpenedSource, names: tuple[str, ...]) -> OpenedSource:
     for name in names:
         found, loaded = doors.resolve(PASSES, name, points)
         if found.state is not BackendState.READY:
-            raise ModelError(f"{VARIABLE} names {name!r}, but {found}")
+            raise ModelError(f"{VARIABLE} names {name!r}, but {found}") from loaded
         source = _after(_in_memory(source, name), name, cast("Pass", loaded))
     return source
 

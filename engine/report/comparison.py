@@ -131,28 +131,23 @@ def common_inputs(
     float32. specs, others: the inputs of a and of b, which are the same by name or else by place.
     files: of a and of b, for messages. Raises InputError for inputs that no array fits both.
     """
-    names = {spec.name for spec in others}
     by_name = {spec.name: spec for spec in others}
     if len(specs) != len(others):
         _refuse_counts(specs, others)
-    is_by_name = {spec.name for spec in specs} == names
+    is_by_name = {spec.name for spec in specs} == by_name.keys()
     pairs = [
         (spec, by_name[spec.name] if is_by_name else other)
         for spec, other in zip(specs, others, strict=True)
     ]
     sizes: dict[str, int] = {}  # of symbolic axes: one name has one size in all inputs
     for spec, other in pairs:
+        both = f"input {spec.name!r}: a ({files[0]}) takes {spec} and b ({files[1]}) {other}"
         if spec.kind is not other.kind or not _may_agree(spec, other):
-            raise _of_both(
-                f"input {spec.name!r}: a ({files[0]}) takes {spec} and b ({files[1]}) {other}; "
-                "no array fits both",
-                spec.name,
-            )
+            raise _of_both(f"{both}; no array fits both", spec.name)
         if not (_may_be_cast(spec, other) or _may_be_cast(other, spec)):
             raise _of_both(
-                f"input {spec.name!r}: a ({files[0]}) takes {spec} and b ({files[1]}) {other}: "
-                f"the inputs differ in type, and neither of {spec.dtype} and {other.dtype} is cast "
-                "to the other; compare models whose inputs have the same types",
+                f"{both}: the inputs differ in type, and neither of {spec.dtype} and {other.dtype} "
+                "is cast to the other; compare models whose inputs have the same types",
                 spec.name,
             )
         for dim, fixed in zip(spec.shape or (), other.shape or (), strict=False):

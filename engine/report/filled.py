@@ -9,13 +9,12 @@ from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.errors import InputError
 from engine.plan.open_sizes import described, first_that_runs, fitting_shapes
+from engine.tensor.description import Array
 from engine.types import DType, TensorSpec, ValueKind
 
-Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
 R = TypeVar("R")
 
@@ -79,11 +78,7 @@ def shapes_of(values: Sequence[Any]) -> list[Shape]:
 
 
 def stand_in(
-    spec: TensorSpec,
-    shape: Shape | None,
-    fill: Fill,
-    generator: np.random.Generator,
-    advice: str,
+    spec: TensorSpec, shape: Shape | None, fill: Fill, generator: np.random.Generator, advice: str
 ) -> Any:
     """Return what stands for one input: an array, a list of one for a sequence, None if it may.
 

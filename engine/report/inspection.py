@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 
 from engine.model.model import model_state
 from engine.model.shortcut import load
-from engine.report.summary import (
-    CompiledPart,
-    ModelSummary,
-    Operator,
-    file_size,
-    of_graph,
-    placed,
-)
+from engine.report.summary import CompiledPart, ModelSummary, Operator, file_size, of_graph, placed
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -126,7 +119,6 @@ def _of_description(path: str, file: ModelFile, written: Description) -> ModelSu
 
 
 def _compiled(models: CompiledModels | None) -> tuple[CompiledPart, ...]:
-    """Return what a summary says of models that are compiled for Ascend."""
     if models is None:
         return ()
     graphs = [

@@ -11,12 +11,12 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.config.checks import require_count, require_int
 from engine.config.text import counted, html_tables, plain
@@ -131,7 +131,6 @@ class Profile:
         )
 
     def _repr_html_(self) -> str:
-        """Return the times as HTML, which a notebook shows: by kernel and by operator type."""
         kernels = [(f"{k.share:.1%}", _ms(k.time_s), k.op_type, k.name) for k in self.kernels]
         sums = [
             (f"{each.share:.1%}", _ms(each.time_s), each.op_type, counted(each.kernels, "kernel"))
@@ -148,24 +147,14 @@ class Profile:
     def __str__(self) -> str:
         lines = [self._headline()]
         lines += [f"not measured: {name} cannot tell" for name in self.unmeasured]
-        for kernel in self.kernels[:_SHOWN]:
-            # Where all are shorter than the runtime's clock can tell, no share is above 0.
-            bar = "█" * round(_BAR * kernel.share / (self.kernels[0].share or 1))
-            what = plain(f"{kernel.op_type} {kernel.name}".strip())
-            lines.append(f"{kernel.share:6.1%} {bar:<{_BAR}} {_ms(kernel.time_s):>10}  {what}")
+        lines += _bars(self.kernels, lambda each: f"{each.op_type} {each.name}".strip())
         if more := self.kernels[_SHOWN:]:
             share = sum(kernel.share for kernel in more)
             lines.append(f"{share:6.1%} {'':<{_BAR}} in {len(more)} further kernels")
         sums = self.by_operator
         if len(sums) < len(self.kernels):
             lines += ["", "by operator type"]
-            for each in sums[:_SHOWN]:
-                bar = "█" * round(_BAR * each.share / (sums[0].share or 1))
-                count = f"{each.kernels} kernel{'s' * (each.kernels != 1)}"
-                lines.append(
-                    f"{each.share:6.1%} {bar:<{_BAR}} {_ms(each.time_s):>10}  "
-                    f"{plain(each.op_type)}, {count}"
-                )
+            lines += _bars(sums, lambda each: f"{each.op_type}, {counted(each.kernels, 'kernel')}")
         return "\n".join(lines)
 
     def trace(self) -> dict[str, Any]:
@@ -222,25 +211,18 @@ def profile(
         raise ValueError(f"predicts must be 1 or more, but got {predicts}")
     require_count("warmup", warmup)
     plan = state.require_built().plan
-    unmeasured = tuple(
-        dict.fromkeys(
-            part.name for part, device in plan.parts if part.lacks(Capability.PROFILE, device)
-        )
-    )
+    lacking = (part.name for part, device in plan.parts if part.lacks(Capability.PROFILE, device))
+    unmeasured = tuple(dict.fromkeys(lacking))
     if len(unmeasured) == len({part.name for part, _ in plan.parts}):
         from engine.backends.isolation.backend import is_isolated  # rare
 
+        why = f"backend {unmeasured[0]!r} cannot tell the time of its kernels"
         if any(is_isolated(part) for part, _ in plan.parts):
-            raise BackendError(
-                "profile failed! Error is the model runs in a process of its own, which does not "
-                "tell the time of its kernels; leave out common_context.isolate",
-                unmeasured[0],
+            why = (
+                "the model runs in a process of its own, which does not tell the time of its "
+                "kernels; leave out common_context.isolate"
             )
-        raise BackendError(
-            f"profile failed! Error is backend {unmeasured[0]!r} cannot tell the time of its "
-            "kernels",
-            unmeasured[0],
-        )
+        raise BackendError(f"profile failed! Error is {why}", unmeasured[0])
     predict_s = _predict_s(predict, inputs, predicts, warmup)
     with _folder(plan.source.is_secret) as folder:
         copy = measured_copy(state, folder)
@@ -312,6 +294,17 @@ def _summed(
         for key, (_, _, each) in zip(keys, kept, strict=True)
     ]
     return Profile(predict_s, measured_s, kernels, tuple(runs), predicts, unmeasured)
+
+
+Timed = TypeVar("Timed", Kernel, OperatorTime)
+
+
+def _bars(rows: Sequence[Timed], named: Callable[[Timed], str]) -> Iterator[str]:
+    """Yield a line with a bar for each of the first rows, of which the longest is the first."""
+    for row in rows[:_SHOWN]:
+        # Where all are shorter than the runtime's clock can tell, no share is above 0.
+        bar = "█" * round(_BAR * row.share / (rows[0].share or 1))
+        yield f"{row.share:6.1%} {bar:<{_BAR}} {_ms(row.time_s):>10}  {plain(named(row))}"
 
 
 def _ms(seconds: float) -> str:

@@ -22,6 +22,10 @@ __all__ = ["CompiledPart", "ModelSummary", "Operator", "PlacementGroup"]
 DEFAULT_DOMAIN = "ai.onnx"  # what ONNX calls the domain whose name is empty
 _MOST_OPERATORS = 12  # in the text; the others are counted
 _LONG = 200  # characters of metadata that are shown
+_OF_GRAPH = (
+    "inputs", "outputs", "name", "producer", "ir_version", "opsets", "metadata", "nodes",
+    "parameters",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -169,9 +173,7 @@ class ModelSummary:
             "producer": self.producer,
             "graph": graph if self.parameters is not None else "",
             "functions": ", ".join(self.functions),
-            "parameters": ""
-            if self.parameters is None
-            else parameters_text(self.parameters, self.nodes or ()),
+            "parameters": parameters_text(self.parameters, self.nodes or ()),
         }
 
     @property
@@ -265,11 +267,15 @@ def shortened(text: str) -> str:
     return f"{text[:_LONG]}… ({len(text):,} characters; JSON has all of them)"
 
 
-def parameters_text(parameters: Sequence[ParameterInfo], nodes: Sequence[NodeInfo] = ()) -> str:
-    """Return how many there are, how large and of which types.
+def parameters_text(
+    parameters: Sequence[ParameterInfo] | None, nodes: Sequence[NodeInfo] = ()
+) -> str:
+    """Return how many there are, how large and of which types; "" where nobody knows.
 
     nodes: where there are none, those that hold values themselves are named instead.
     """
+    if parameters is None:
+        return ""
     if not parameters:
         holders = Counter(node.op_type for node in nodes if _holds_values(node))
         held = ", ".join(f"{count:,} {name}" for name, count in holders.most_common())
@@ -299,18 +305,8 @@ def of_graph(graph: GraphInfo | None, **known: object) -> ModelSummary:
     """
     facts: dict[str, object] = {}
     if graph is not None:
-        facts = {
-            "inputs": graph.inputs,
-            "outputs": graph.outputs,
-            "name": graph.name,
-            "producer": graph.producer,
-            "ir_version": graph.ir_version,
-            "opsets": graph.opsets,
-            "metadata": graph.metadata,
-            "operators": operators_of(graph.nodes),
-            "nodes": graph.nodes,
-            "parameters": graph.parameters,
-        }
+        facts = {name: getattr(graph, name) for name in _OF_GRAPH}
+        facts["operators"] = operators_of(graph.nodes)
     return ModelSummary(**(facts | known))  # type: ignore[arg-type]
 
 

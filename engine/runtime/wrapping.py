@@ -135,7 +135,7 @@ def _load(name: str) -> Extension:
             name,
         )
     if found.state is not BackendState.READY:
-        raise _failed(name, found.reason)
+        raise _failed(name, found.reason) from extension
     loaded: Extension = extension
     return loaded
 

@@ -89,10 +89,7 @@ def test_comments_and_paths_in_other_encodings_do_no_harm(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (
-            b"key=value\n",
-            "line 1: expected '\\[section\\]' or 'key=value' below one, got 'key=valu",
-        ),
+        (b"key=value\n", r"line 1: expected '\[section\]' or 'key=value' below one, got 'key=v"),
         (b"[a]\n\nno equals sign\n", "line 3: .* got 'no equals sign'"),
         (b"[a]\n=value\n", "line 2: .* got '=value'"),
         (b"[abc\nkey=value\n", "line 1: .* got '\\[abc'"),
@@ -253,18 +250,12 @@ def test_what_is_known_or_may_be_another_backends_own_is_not_told(config: Config
     assert told(config) == []
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["model_cache_mode"],
-)
 @pytest.mark.parametrize("section", ["ascend_context", "ascend_ge_context"])
 @pytest.mark.parametrize("options", [("soc_version",), ()])
-def test_a_key_that_nothing_serves_yet_is_told_once(
-    key: str, section: str, options: tuple[str, ...]
-) -> None:
+def test_a_key_that_nothing_serves_yet_is_told_once(section: str, options: tuple[str, ...]) -> None:
     read = ("ascend_context", "ascend_ge_context")
-    lines = told({section: {key: "1"}}, options, "ascend_ge", read)
-    assert lines == [f"configuration key [{section}] {key} has no effect yet"]
+    lines = told({section: {"model_cache_mode": "1"}}, options, "ascend_ge", read)
+    assert lines == [f"configuration key [{section}] model_cache_mode has no effect yet"]
 
 
 @pytest.mark.parametrize("section", KNOWN)
@@ -283,9 +274,7 @@ def test_the_table_has_the_sections_that_mindspore_lite_reads() -> None:
         assert section in KNOWN
 
 
-@pytest.mark.parametrize(
-    ("key", "expected"),
-    [("session.x", True), ("session.", True), ("session", False), ("a", True), ("A", False)],
-)
-def test_a_star_stands_for_all_that_begin_so(key: str, expected: bool) -> None:
-    assert is_declared(key, ("a", "session.*")) is expected
+def test_a_star_stands_for_all_that_begin_so() -> None:
+    keys = ("session.x", "session.", "session", "a", "A")
+    declared = [key for key in keys if is_declared(key, ("a", "session.*"))]
+    assert declared == ["session.x", "session.", "a"]

@@ -79,8 +79,3 @@ def test_a_file_without_names_is_an_error_that_names_it(
         of_file(path)
     assert str(caught.value).startswith("load configuration failed! Error is [ascend_context] ")
     assert caught.value.path == str(path)
-
-
-def test_a_folder_is_no_file_of_names(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="it is not a regular file"):
-        of_file(tmp_path)

@@ -23,33 +23,35 @@ def quota(tmp_path: Path, lines: str) -> float | None:
     return cpus.cgroup_quota(tmp_path / "cgroup", tmp_path / "proc")
 
 
-def test_a_v2_quota_counts(tmp_path: Path) -> None:
-    write(tmp_path / "cgroup/app/cpu.max", "150000 100000")
-    assert quota(tmp_path, "0::/app") == 1.5
+V1 = "cpu,cpuacct/app/cpu.cfs"
 
 
-def test_the_tightest_v2_quota_of_all_parents_counts(tmp_path: Path) -> None:
-    write(tmp_path / "cgroup/pod/cpu.max", "50000 100000")
-    write(tmp_path / "cgroup/pod/app/cpu.max", "max 100000")
-    assert quota(tmp_path, "0::/pod/app") == 0.5
-
-
-def test_a_v1_quota_counts(tmp_path: Path) -> None:
-    write(tmp_path / "cgroup/cpu,cpuacct/app/cpu.cfs_quota_us", "300000")
-    write(tmp_path / "cgroup/cpu,cpuacct/app/cpu.cfs_period_us", "100000")
-    assert quota(tmp_path, "4:memory:/app\n3:cpu,cpuacct:/app\n0::/") == 3.0
-
-
-def test_no_limit_is_no_limit(tmp_path: Path) -> None:
-    write(tmp_path / "cgroup/cpu.max", "max 100000")
-    write(tmp_path / "cgroup/cpu/cpu.cfs_quota_us", "-1")
-    write(tmp_path / "cgroup/cpu/cpu.cfs_period_us", "100000")
-    assert quota(tmp_path, "0::/\n1:cpu:/") is None
-
-
-def test_a_container_sees_its_own_quota_at_the_mounts_root(tmp_path: Path) -> None:
-    write(tmp_path / "cgroup/cpu.max", "100000 100000")
-    assert quota(tmp_path, "0::/system.slice/docker-1f.scope") == 1.0
+@pytest.mark.parametrize(
+    ("files", "process", "expected"),
+    [
+        ({"app/cpu.max": "150000 100000"}, "0::/app", 1.5),
+        ({"pod/cpu.max": "50000 100000", "pod/app/cpu.max": "max 100000"}, "0::/pod/app", 0.5),
+        (
+            {f"{V1}_quota_us": "300000", f"{V1}_period_us": "100000"},
+            "4:memory:/app\n3:cpu,cpuacct:/app\n0::/",
+            3.0,
+        ),
+        (
+            {"cpu.max": "max 100000", "cpu/cpu.cfs_quota_us": "-1",
+             "cpu/cpu.cfs_period_us": "100000"},
+            "0::/\n1:cpu:/",
+            None,
+        ),
+        ({"cpu.max": "100000 100000"}, "0::/system.slice/docker-1f.scope", 1.0),
+    ],
+    ids=["v2", "the tightest of all parents", "v1", "none", "a container's own at the root"],
+)  # fmt: skip
+def test_the_quota_of_a_cgroup_counts(
+    tmp_path: Path, files: dict[str, str], process: str, expected: float | None
+) -> None:
+    for name, text in files.items():
+        write(tmp_path / "cgroup" / name, text)
+    assert quota(tmp_path, process) == expected
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "100000", "a b", "0 100000", "5 0"])

@@ -77,6 +77,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def descriptors() -> set[str]:
+    """Those that this process has open."""
+    return set(os.listdir("/proc/self/fd"))
+
+
 def soon(claim: Callable[[], bool], limit_s: float = 60) -> bool:
     """Return True once it comes true."""
     until = time.monotonic() + limit_s
@@ -183,7 +188,7 @@ def test_a_worker_that_ends_slowly_is_no_end_and_is_not_killed(tmp_path: Path) -
 
 def test_a_worker_that_is_left_ends_by_itself_and_is_freed_then(tmp_path: Path) -> None:
     flag, seen = tmp_path / "flag", tmp_path / "flag.seen"
-    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    before = descriptors(), threading.active_count()
     worker = acting(SLOW_END.format(flag=str(flag)))
     assert worker.receive(60) == "all"
     pid = worker.pid
@@ -194,7 +199,7 @@ def test_a_worker_that_is_left_ends_by_itself_and_is_freed_then(tmp_path: Path) 
     flag.touch()
     assert soon(lambda: not Path(f"/proc/{pid}").exists())  # nor a zombie
     assert seen.exists()
-    assert soon(lambda: (len(os.listdir("/proc/self/fd")), threading.active_count()) == before)
+    assert soon(lambda: (descriptors(), threading.active_count()) == before)
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
@@ -236,7 +241,7 @@ def test_a_machine_that_lacks_something_is_an_error_that_says_what(
         raise OSError(number, os.strerror(number))
 
     place = {"Popen": subprocess, "Thread": threading}.get(step, os)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     monkeypatch.setattr(place, step, refuse)
     with pytest.raises(
         ModelError, match=r"^a worker process cannot be started: .*; .* (raise|end|free|make) "
@@ -244,7 +249,7 @@ def test_a_machine_that_lacks_something_is_an_error_that_says_what(
         acting("pass")
     monkeypatch.undo()
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 # -------------------------------------------------------------------------- nothing is left behind
@@ -286,9 +291,6 @@ def test_workers_and_what_they_started_end_with_their_parent(number: signal.Sign
 
 
 def test_closing_ends_a_worker_and_what_it_started_and_frees_its_descriptors() -> None:
-    def descriptors() -> set[str]:
-        return set(os.listdir("/proc/self/fd"))
-
     before = descriptors()
     pids: list[int] = []
     for ended in (True, False):

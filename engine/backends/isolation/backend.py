@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -207,7 +207,6 @@ class _RemoteExecutable:
         return starting.process
 
     def _fresh(self, cancel: CancelToken) -> Process:
-        """Start another worker with the model."""
         check = getattr(self._loaded.source, "check_unchanged", None)  # an OpenedSource's
         if check is not None:
             check()
@@ -223,23 +222,17 @@ class _RemoteExecutable:
         return fresh
 
     def open_context(self) -> _RemoteContext:
-        """See Executable."""
         return _RemoteContext(self)
 
     def placement(self) -> Sequence[Placement]:
-        """See Executable."""
-        placements: Sequence[Placement] = self.process().ask(
-            "placement", "while it told the placement"
+        return cast(
+            "Sequence[Placement]", self.process().ask("placement", "while it told the placement")
         )
-        return placements
 
     def memory(self) -> MemoryReport:
-        """See Executable."""
-        report: MemoryReport = self.process().ask("memory", "while it told its memory")
-        return report
+        return cast("MemoryReport", self.process().ask("memory", "while it told its memory"))
 
     def close(self) -> None:
-        """See Executable."""
         with self._lock:
             process, self._process = self._process, None
             starting, self._starting = self._starting, None
@@ -300,7 +293,6 @@ class _RemoteContext:
         self._is_asking = False
 
     def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
-        """See engine_predict."""
         if self._cancelled_s is not None:  # before it began
             raise Cancelled("predict was cancelled by its owner")
         process = self._executable.alive()
@@ -354,9 +346,7 @@ class _RemoteContext:
             reply = self._caller.reply()
             if reply:
                 return reply
-            if reply is not None:
-                raise process.failed(RUNNING)
-            if process.worker.has_ended:
+            if reply is not None or process.worker.has_ended:
                 raise process.failed(RUNNING)
             now = time.monotonic()
             if last_s is not None and now >= last_s:
@@ -386,7 +376,6 @@ class _RemoteContext:
         return outputs if all(a is b for a, b in zip(filled, outputs, strict=True)) else filled
 
     def cancel(self) -> None:
-        """See ExecutionContext."""
         process = self._process
         self._cancelled_s = time.monotonic()
         if process is not None:
@@ -402,6 +391,4 @@ class _RemoteContext:
 def _predict(
     context: Any, inputs: Values, outputs: Values | None, deadline_s: float | None
 ) -> Values:
-    """See engine_predict."""
-    results: Values = context.run(inputs, outputs, deadline_s)
-    return results
+    return cast("Values", context.run(inputs, outputs, deadline_s))

@@ -55,9 +55,7 @@ def probe_all(names: Sequence[str], time_limit_s: float = TIME_LIMIT_S) -> list[
 
 
 def probe_doors(
-    names: Sequence[str],
-    entries: Sequence[tuple[Door, str]],
-    time_limit_s: float = TIME_LIMIT_S,
+    names: Sequence[str], entries: Sequence[tuple[Door, str]], time_limit_s: float = TIME_LIMIT_S
 ) -> tuple[list[BackendRecord], list[PluginRecord]]:
     """Probe several backends, and beside them entries of other doors, by door and name."""
     with _Processes(time_limit_s) as processes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from pathlib import Path
 
 from onnx import ModelProto, TensorProto
 
+from engine.config.text import counted, did_you_mean
 from engine.convert.job import Job
 from engine.convert.quantize import accuracy, calibration, prepare
 from engine.convert.quantize.dynamic import quantize_dynamic
@@ -107,11 +107,7 @@ def _measured_without_data(
 
 def _check_weights(model: ModelProto) -> None:
     """Raise ModelError for a model of float16: quantizers start from float32."""
-    kinds = {
-        initializer.data_type
-        for initializer in model.graph.initializer
-        if len(initializer.dims) > 1
-    }
+    kinds = {tensor.data_type for tensor in model.graph.initializer if len(tensor.dims) > 1}
     if TensorProto.FLOAT16 in kinds and TensorProto.FLOAT not in kinds:
         raise ModelError(
             "the model's weights are float16: expected float32 to quantize; convert the original "
@@ -124,8 +120,7 @@ def _check_nodes(model: ModelProto, settings: Settings) -> None:
     names = {node.name for node in model.graph.node}
     for name in settings.common.skip_quant_node:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "`engine inspect` lists the nodes"
+            hint = did_you_mean(name, names) or "`engine inspect` lists the nodes"
             raise ModelError(
                 f"[common_quant_param] skip_quant_node: the model has no node {name!r}; {hint}"
             )
@@ -133,19 +128,18 @@ def _check_nodes(model: ModelProto, settings: Settings) -> None:
 
 def _summary(model: ModelProto, result: ModelProto, kind: Kind) -> str:
     """Count what was quantized, as notes. Raises ModelError where nothing was."""
-    before = {initializer.name for initializer in model.graph.initializer}
-    whole = [
-        initializer
-        for initializer in result.graph.initializer
-        if initializer.data_type in _INTEGERS
-        and initializer.name not in before
-        and math.prod(initializer.dims) > 1
+    before = {tensor.name for tensor in model.graph.initializer}
+    weights = [
+        tensor
+        for tensor in result.graph.initializer
+        if tensor.data_type in _INTEGERS
+        and tensor.name not in before
+        and len(tensor.dims) > 1
+        and math.prod(tensor.dims) > 1
     ]
-    weights = [tensor for tensor in whole if len(tensor.dims) > 1]
     if not weights:
-        if any(
-            "Quantize" in node.op_type or "Integer" in node.op_type for node in model.graph.node
-        ):
+        operators = {node.op_type for node in model.graph.node}
+        if any("Quantize" in name or "Integer" in name for name in operators):
             raise ModelError(
                 f"{kind} finds nothing to quantize in the model: it is quantized already; convert "
                 "the original float32 model"
@@ -156,8 +150,7 @@ def _summary(model: ModelProto, result: ModelProto, kind: Kind) -> str:
             Kind.WEIGHT: "no weight is above min_quant_weight_size and min_quant_weight_channel",
         }
         raise ModelError(f"{kind} finds nothing to quantize in the model: {instead[kind]}")
-    count = f"{len(weights)} weight{'s' if len(weights) > 1 else ''}"
     return (
-        f"{kind}: {count} quantized; {total_bytes(model)} bytes of weights before, "
-        f"{total_bytes(result)} after"
+        f"{kind}: {counted(len(weights), 'weight')} quantized; {total_bytes(model)} bytes of "
+        f"weights before, {total_bytes(result)} after"
     )

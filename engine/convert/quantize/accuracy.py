@@ -82,11 +82,9 @@ class _Difference:
 
     @property
     def has_seen(self) -> bool:
-        """True where a sample had any element."""
         return bool(self.count or self.lost or self.open)
 
     def measures(self) -> dict[str, float]:
-        """Return the measures by name."""
         if self.is_whole:
             return {"agreement": self.equal / self.count}
         if self.lost or not self.count:

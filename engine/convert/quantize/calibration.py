@@ -10,12 +10,13 @@ from typing import TypeAlias
 
 from onnx import ModelProto
 
+from engine.convert.graphs import spec_of
 from engine.convert.quantize.images import Picture
 from engine.convert.quantize.settings import Data
 from engine.errors import InputError, ModelError
 from engine.formats.arrays import Array, read_npy, read_raw
 from engine.formats.onnx.graphs import inputs
-from engine.types import Dim, DType, TensorSpec
+from engine.types import TensorSpec
 
 Sample: TypeAlias = Mapping[str, Array]
 
@@ -52,18 +53,12 @@ def input_specs(model: ModelProto) -> tuple[TensorSpec, ...]:
     """Return the inputs that a predict gives; ModelError for one that is no tensor."""
     specs = []
     for value in inputs(model.graph):
-        kind = value.type.tensor_type
-        if not value.type.HasField("tensor_type") or not kind.elem_type:
+        if not value.type.HasField("tensor_type") or not value.type.tensor_type.elem_type:
             raise ModelError(
                 f"input {value.name!r}: expected a tensor, got "
                 f"{value.type.WhichOneof('value')}; a model with it cannot be quantized"
             )
-        dims = [
-            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
-            for dim in kind.shape.dim
-        ]
-        shape: tuple[Dim, ...] | None = tuple(dims) if kind.HasField("shape") else None
-        specs.append(TensorSpec(value.name, DType.from_onnx(kind.elem_type), shape))
+        specs.append(spec_of(value))
     return tuple(specs)
 
 

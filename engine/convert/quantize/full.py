@@ -45,11 +45,7 @@ _PERCENTILE = 99.99
 
 
 def quantize_full(
-    model: ModelProto,
-    settings: Settings,
-    samples: Samples,
-    chosen: Sequence[int],
-    job: Job,
+    model: ModelProto, settings: Settings, samples: Samples, chosen: Sequence[int], job: Job
 ) -> tuple[ModelProto, list[str]]:
     """Return an int8 form of a regular model, and notes.
 
@@ -191,7 +187,7 @@ def _entropy_range(histogram: _Histogram) -> _Range:
 
 
 def _percentile_range(histogram: _Histogram) -> _Range:
-    """Return the percentile range of _CUT percent of the values, symmetric in their number."""
+    """Return the range of _PERCENTILE percent of the values, symmetric in their number."""
     counts, edges, low, high, _ = histogram
     share, rest = np.cumsum(counts) / counts.sum(), (100 - _PERCENTILE) / 200
     first, last = np.searchsorted(share, (rest, 1 - rest))
@@ -232,7 +228,6 @@ def _observe(
 
 
 def _float_activations(model: ModelProto) -> list[str]:
-    """Return the names of the main graph's float activations."""
     graph = model.graph
     floats = {
         value.name

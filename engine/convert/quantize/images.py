@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from engine.convert.quantize.runtime import needed
 from engine.convert.quantize.settings import Data
 from engine.errors import InputError, ModelError
+from engine.formats.arrays import Array
 from engine.types import TensorSpec
-
-Array: TypeAlias = np.ndarray[Any, Any]
 
 _CHANNELS = {"RGB": 3, "BGR": 3, "GRAY": 1}
 

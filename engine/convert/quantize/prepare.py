@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import onnx
-from onnx import ModelProto, version_converter
+from onnx import ModelProto, NodeProto, TensorProto, version_converter
 
-from engine.convert.graphs import Names, add_weights
+from engine.convert.graphs import Names, add_weights, drop_metadata, refill
 from engine.convert.job import Job
 from engine.convert.quantize.runtime import LARGEST, open_session
 from engine.convert.scratch import scratch_file
@@ -29,26 +28,21 @@ def regular(model: ModelProto, bits: int) -> ModelProto:
     model = _raise_opset(model, 21 if bits == 4 else 13)
     graph = model.graph
     if model.ir_version < 4:  # before, every weight stood among the inputs too
-        given = inputs(graph)
-        del graph.input[:]
-        graph.input.extend(given)
+        refill(graph.input, inputs(graph))
     model.ir_version = max(model.ir_version, 10 if bits == 4 else 8)
     names = Names(model)
     for node in graph.node:
         node.name = node.name or names.free(node.op_type)
-    constants = [node for node in graph.node if _is_weight(node)]
-    for node in constants:
-        tensor = next(attribute.t for attribute in node.attribute if attribute.name == "value")
-        graph.initializer.add().CopyFrom(tensor)
-        graph.initializer[-1].name = node.output[0]
-    if constants:
-        rest = [node for node in graph.node if not _is_weight(node)]
-        del graph.node[:]
-        graph.node.extend(rest)
+    rest = []
+    for node in graph.node:
+        if (tensor := _weight(node)) is None:
+            rest.append(node)
+        else:
+            graph.initializer.add().CopyFrom(tensor)
+            graph.initializer[-1].name = node.output[0]
+    refill(graph.node, rest)
     weights = {initializer.name for initializer in graph.initializer}
-    described = [info for info in graph.value_info if info.name not in weights]
-    del graph.value_info[:]
-    graph.value_info.extend(described)
+    refill(graph.value_info, [info for info in graph.value_info if info.name not in weights])
     return model
 
 
@@ -73,11 +67,8 @@ def folded(model: ModelProto, keep: Collection[str], job: Job) -> ModelProto:
     used = {node.domain for node in simple.graph.node} | {
         opset.domain for opset in model.opset_import
     }
-    opsets = [opset for opset in simple.opset_import if opset.domain in used]
-    del simple.opset_import[:]
-    simple.opset_import.extend(opsets)
-    del simple.metadata_props[:]
-    simple.metadata_props.extend(model.metadata_props)
+    refill(simple.opset_import, [opset for opset in simple.opset_import if opset.domain in used])
+    refill(simple.metadata_props, model.metadata_props)
     simple.producer_name, simple.doc_string = model.producer_name, model.doc_string
     return simple
 
@@ -102,9 +93,7 @@ def mark(model: ModelProto) -> None:
 
 def unmark(model: ModelProto) -> None:
     """Take these marks away again."""
-    others = [entry for entry in model.metadata_props if entry.key not in _MARKS]
-    del model.metadata_props[:]
-    model.metadata_props.extend(others)
+    drop_metadata(model, _MARKS)
 
 
 def _raise_opset(model: ModelProto, minimum: int) -> ModelProto:
@@ -118,8 +107,7 @@ def _raise_opset(model: ModelProto, minimum: int) -> ModelProto:
         if total_bytes(model) > LARGEST:
             raise ModelError("it is too large to be rewritten")
         raised = version_converter.convert_version(model, minimum)
-        del raised.metadata_props[:]
-        raised.metadata_props.extend(model.metadata_props)
+        refill(raised.metadata_props, model.metadata_props)
         return raised
     except Exception as error:  # the converter's own, of no common base
         raise ModelError(
@@ -128,7 +116,6 @@ def _raise_opset(model: ModelProto, minimum: int) -> ModelProto:
         ) from error
 
 
-def _is_weight(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Constant" and any(
-        attribute.name == "value" for attribute in node.attribute
-    )
+def _weight(node: NodeProto) -> TensorProto | None:
+    values = node.attribute if node.op_type == "Constant" else ()
+    return next((attribute.t for attribute in values if attribute.name == "value"), None)

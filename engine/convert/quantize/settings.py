@@ -6,15 +6,16 @@ into a value or says what is wrong with it.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
+from engine.config.text import did_you_mean
 from engine.errors import ModelError
+from engine.options import nearest
 
 Config: TypeAlias = Mapping[str, Mapping[str, str]]
 _Reader: TypeAlias = Callable[[str], Any]
@@ -36,8 +37,8 @@ class _Wrong(Exception):
 def _one_of(*names: str) -> _Reader:
     def read(text: str) -> str:
         if text.upper() not in names:
-            near = difflib.get_close_matches(text.upper(), names, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            near = nearest(text, names)
+            hint = f"; did you mean {near}?" if near else ""
             raise _Wrong(f"expected {' or '.join(names)}, got {text!r}{hint}")
         return text.upper()
 
@@ -187,15 +188,15 @@ SECTIONS = (
 )  # fmt: skip
 """A configuration that has one of these asks for quantization."""
 
+_CLASSES = {
+    "common_quant_param": Common,
+    "full_quant_param": Full,
+    "weight_quant_param": Weight,
+    "dynamic_quant_param": Dynamic,
+    "data_preprocess_param": Data,
+}
 KEYS: Mapping[str, tuple[str, ...]] = {
-    section: tuple(field.name for field in fields(kind))
-    for section, kind in (
-        ("common_quant_param", Common),
-        ("full_quant_param", Full),
-        ("weight_quant_param", Weight),
-        ("dynamic_quant_param", Dynamic),
-        ("data_preprocess_param", Data),
-    )
+    section: tuple(field.name for field in fields(kind)) for section, kind in _CLASSES.items()
 }
 """The keys of each section that is read."""
 
@@ -221,17 +222,14 @@ def read_settings(config: Config) -> Settings:
         if config.get(section):
             raise ModelError(f"[{section}]: {why}")
     notes: list[str] = []
-    common = _read(Common, "common_quant_param", config, notes)
-    full = _read(Full, "full_quant_param", config, notes)
-    weight = _read(Weight, "weight_quant_param", config, notes)
-    dynamic = _read(Dynamic, "dynamic_quant_param", config, notes)
-    data = _read(Data, "data_preprocess_param", config, notes)
-    _check(Settings(common, full, weight, dynamic, data, ()))
-    if common.quant_type is Kind.WEIGHT and common.reduce_range is not None:
-        notes.append(
-            "[common_quant_param] reduce_range has no effect: WEIGHT_QUANT computes in float32"
-        )
-    return Settings(common, full, weight, dynamic, data, tuple(notes))
+    found: list[Any] = [_read(kind, name, config, notes) for name, kind in _CLASSES.items()]
+    common, full, weight, dynamic, data = found
+    settings = Settings(common, full, weight, dynamic, data, tuple(notes))
+    _check(settings)
+    if settings.kind is Kind.WEIGHT and settings.common.reduce_range is not None:
+        text = "[common_quant_param] reduce_range has no effect: WEIGHT_QUANT computes in float32"
+        return replace(settings, notes=(*settings.notes, text))
+    return settings
 
 
 def _check(settings: Settings) -> None:
@@ -275,7 +273,6 @@ def _check(settings: Settings) -> None:
 
 
 def _read(shape: type[_Section], section: str, config: Config, notes: list[str]) -> _Section:
-    """Read one section as its dataclass."""
     hints = get_type_hints(shape, include_extras=True)
     readers: dict[str, _Reader] = {key: hint.__metadata__[0] for key, hint in hints.items()}
     values: dict[str, Any] = {}
@@ -309,11 +306,9 @@ def unknown(config: Config) -> str:
 
 
 def _unknown(section: str, key: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(key.lower(), known, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    hint = did_you_mean(key, known) or f"known: {', '.join(known)}"
     return f"configuration key [{section}] {key} is unknown and not read; {hint}"
 
 
 def _bare(text: str) -> str:
-    """Return a value without the spaces and quotes around it."""
     return text.strip().strip("\"'").strip()

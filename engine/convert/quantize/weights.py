@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from engine.convert.graphs import Names
+from engine.convert.graphs import Names, refill
 from engine.convert.job import Job
 from engine.convert.quantize.settings import Common, Settings
+from engine.formats.arrays import Array
 from engine.formats.onnx.graphs import bodies
-
-Array: TypeAlias = np.ndarray[Any, Any]
 
 BLOCK = 32
 """Weights along the summed axis that share a scale at 4 bits, as ONNX Runtime's kernels want."""
@@ -98,9 +96,7 @@ def quantize_weights(model: ModelProto, settings: Settings, job: Job) -> list[st
         tensor.CopyFrom(numpy_helper.from_array(parts[0], stored))
         graph.initializer.append(numpy_helper.from_array(parts[1], scale))
     job.progress("quantizing", len(tensors), len(tensors))
-    nodes += graph.node
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, [*nodes, *graph.node])
     notes = [
         f"float32 stays: {len(stay)} of the weights, such as {stay[0]!r}: {reason}"
         for reason, stay in kept_float.items()

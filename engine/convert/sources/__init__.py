@@ -53,10 +53,9 @@ def read(job: Job) -> Read:
         FmkType.MINDIR,
     ):
         assert detected is not None
-        raise ModelError(
-            f"{job.model_file}: holds {_source(detected).title}, but fmk_type is {job.framework}; "
-            f"pass {detected} (on the command line: --fmk {name_of(detected)})",
-            str(job.model_file),
+        raise job.error(
+            f"holds {_source(detected).title}, but fmk_type is {job.framework}; "
+            f"pass {detected} (on the command line: --fmk {name_of(detected)})"
         )
     source = _source(job.framework)
     try:
@@ -65,10 +64,7 @@ def read(job: Job) -> Read:
         is_own = isinstance(job.framework, FmkType)
         if is_own or isinstance(error, EngineError | OSError) or raised_by_handler(error):
             raise
-        raise ModelError(
-            f"{job.model_file}: source {job.framework!r} failed: {one_line(error)}",
-            str(job.model_file),
-        ) from error
+        raise job.error(f"source {job.framework!r} failed: {one_line(error)}") from error
 
 
 def frameworks() -> dict[str, Framework]:
@@ -114,7 +110,7 @@ def _source(framework: Framework) -> Source:
         return _onnx()
     found, source = doors.resolve(SOURCES, name_of(framework).lower())
     if found.state is not BackendState.READY:
-        raise ModelError(str(found))
+        raise ModelError(str(found)) from source
     usable: Source = source
     return usable
 

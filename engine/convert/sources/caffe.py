@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import NoReturn
 
 from engine.convert.job import Job
-from engine.errors import ModelError
 
 title = "a Caffe model"
 
 
 def read(job: Job) -> NoReturn:
     """Raise the ModelError that says what to do."""
-    raise ModelError(
-        f"{job.model_file}: Caffe models are not read; make it ONNX where Caffe's tools are, for "
+    raise job.error(
+        "Caffe models are not read; make it ONNX where Caffe's tools are, for "
         "example with the package caffe2onnx, and convert that with FmkType.ONNX (on the command "
-        "line: --fmk ONNX)",
-        str(job.model_file),
+        "line: --fmk ONNX)"
     )

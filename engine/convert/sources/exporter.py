@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from engine.convert.job import Job, Read
 from engine.convert.scratch import scratch
@@ -23,13 +23,11 @@ from engine.errors import ModelError, one_line
 from engine.host.child import environment
 from engine.host.worker import Ended, Worker
 
-if TYPE_CHECKING:
-    from onnx import GraphProto
-
 Shapes: TypeAlias = Mapping[str, Sequence[int]]
 
 _STEPS = 3  # packages imported, model read, ONNX written
 _NOTE_LINES = 20
+_LONGEST = 400  # characters of an error
 _LOOK_S = 0.05  # how soon a cancel is seen
 _LOG_S = 2.0  # for the traceback that follows an error
 
@@ -110,9 +108,7 @@ def _run(
     if not answer["error"]:
         return list(answer["notes"])
     problem = answer["error"]
-    error = ModelError(
-        f"{job.model_file}: cannot be converted from {framework}: {problem}", str(job.model_file)
-    )
+    error = job.error(f"cannot be converted from {framework}: {problem}")
     last_lines = log.strip().splitlines()[-_NOTE_LINES:]
     if last_lines:
         error.add_note("\n".join(["the exporter printed last:", *last_lines]))
@@ -161,20 +157,23 @@ def _export(module: str, request: Mapping[str, Any], parent: Connection) -> None
     parent.send({"notes": notes, "is_written": True})
 
 
-def shortened(text: str, length: int = 400) -> str:
+def shortened(text: str) -> str:
     """Shorten an exporter's error text."""
-    return text if len(text) <= length else f"{text[:length]} ..."
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def _check(path: str) -> None:
     import onnx
+
+    from engine.formats.onnx.graphs import bodies
 
     model = onnx.load(path, load_external_data=False)
     versions = {opset.domain: opset.version for opset in model.opset_import}
     # tf2onnx keeps what it cannot convert as it is.
     strange = {
         node.op_type
-        for node in _nodes(model.graph)
+        for body in bodies(model)
+        for node in body.node
         if not onnx.defs.has(node.op_type, versions.get(node.domain, 1), node.domain)
     } - {function.name for function in model.functions}
     if strange:
@@ -183,12 +182,3 @@ def _check(path: str) -> None:
             "without them, or cut it in two around them"
         )
     onnx.checker.check_model(path)
-
-
-def _nodes(graph: GraphProto) -> list[Any]:
-    nodes = list(graph.node)
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                nodes += _nodes(inner)
-    return nodes

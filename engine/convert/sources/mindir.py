@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from engine.convert.job import Job, Read
 from engine.convert.sources.onnx import whole
-from engine.errors import ModelError
 from engine.formats.collectives import is_collective
 from engine.formats.kinds import ENCRYPTED_MINDIR, MINDIR
 from engine.types import TensorSpec
@@ -25,13 +24,11 @@ def read(job: Job) -> Read:
 
     Raises ModelError also for a model that keeps state between predicts: ONNX has no place for it.
     """
-    name = str(job.model_file)
     is_encrypted = job.file.kind == ENCRYPTED_MINDIR
     if is_encrypted and job.decrypt_key is None:
-        raise ModelError(
-            f"{name}: is encrypted; set decrypt_key, and decrypt_mode if it is not AES-GCM (on "
-            "the command line: --decrypt-key, --decrypt-mode)",
-            name,
+        raise job.error(
+            "is encrypted; set decrypt_key, and decrypt_mode if it is not AES-GCM (on the command "
+            "line: --decrypt-key, --decrypt-mode)"
         )
     job.file.unlock(job.decrypt_key if is_encrypted else None, job.decrypt_mode)
     job.file.look_in(job.config.get("model_file", {}).get("mindir_path"))
@@ -41,11 +38,9 @@ def read(job: Job) -> Read:
         job.file.lower_for(shapes)
         source = job.file()
     if source.state:
-        raise ModelError(
-            f"{name}: assigns to its parameter {source.state[0].name!r}, and a converted file "
-            "cannot keep such state from predict to predict; give the .mindir itself to Model, "
-            "which does",
-            name,
+        raise job.error(
+            f"assigns to its parameter {source.state[0].name!r}, and a converted file cannot keep "
+            "such state from predict to predict; give the .mindir itself to Model, which does"
         )
     model = whole(source, job)
     return model, _parts(model)

@@ -56,7 +56,7 @@ def read(job: Job) -> Read:
     try:
         _kind(job.model_file)
     except ModelError as error:
-        raise ModelError(f"{job.model_file}: {error}", str(job.model_file)) from error
+        raise job.error(f"{error}") from error
     model, notes = exported(job, __name__, "PyTorch", "pytorch", ("torch", "onnxscript"))
     _forget_origin(model)
     return model, notes

@@ -187,7 +187,8 @@ def _frozen(path: Path, shapes: Shapes, step: Callable[[], None]) -> ModelProto:
             "expected a model of at least one each"
         )
     step()
-    names_of = _without_zero(inputs + outputs)
+    # "x:1", an operation's second output, stays as it is.
+    names_of = {name: name.removesuffix(":0") for name in inputs + outputs}
     frozen, inputs, outputs = tf_loader.from_graphdef(str(path), inputs, outputs)
     return _converted(
         frozen,
@@ -215,11 +216,6 @@ def _converted(
 _VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp"})
 # Operations without consumers that are no result of the model.
 _NO_RESULTS = frozenset({"Placeholder", "Const", "NoOp", "Assert", "SaveV2", "MergeV2Checkpoints"})
-
-
-def _without_zero(names: Sequence[str]) -> dict[str, str]:
-    """Strip ":0" from a tensor's name; "x:1", an operation's second output, stays as it is."""
-    return {name: name.removesuffix(":0") for name in names}
 
 
 def _open_dims(graph_def: Any, names_of: Mapping[str, str], shapes: Shapes) -> dict[str, list[int]]:

@@ -27,10 +27,9 @@ def read(job: Job) -> Read:
     with job.model_file.open("rb") as file:
         head = file.read(8)
     if head[4:] != _MARK:
-        raise ModelError(
-            f"{job.model_file}: is no TensorFlow Lite model: expected {_MARK!r} at byte 4, got "
-            f"{head[4:]!r}; check fmk_type and that the file is complete",
-            str(job.model_file),
+        raise job.error(
+            f"is no TensorFlow Lite model: expected {_MARK!r} at byte 4, got "
+            f"{head[4:]!r}; check fmk_type and that the file is complete"
         )
     packages = ("tensorflow", "tf2onnx")
     return exported(job, __name__, "TensorFlow Lite", "tensorflow", packages)

@@ -44,32 +44,35 @@ class Diagnosis:
 
     def __str__(self) -> str:
         lines: list[str] = []
-        for title, findings in (
-            ("machine", self.machine),
-            *((backend.title, backend.findings) for backend in self.backends),
-        ):
+        for title, findings in self._parts():
             lines.append(title)
             for finding in findings:
                 detail = f": {finding.detail}" if finding.detail else ""
                 lines.append(f"  {finding.status:<7}  {plain(finding.name + detail)}")
                 if finding.fix:
                     lines.append(f"           fix: {plain(finding.fix)}")
-        ailing = ", ".join(map(plain, self.ailing))
-        return "\n".join([*lines, f"problems with: {ailing}" if ailing else "no problem"])
+        return "\n".join([*lines, self.verdict])
 
     def __repr__(self) -> str:
         return str(self)  # what a prompt shows
 
     def _repr_html_(self) -> str:
-        """Return the findings as HTML, which a notebook shows."""
-        ailing = ", ".join(self.ailing)
-        parts = [("machine", self.machine)]
-        parts += [(backend.title, backend.findings) for backend in self.backends]
         tables = [
             (title, [(each.status, each.name, each.detail, each.fix) for each in found])
-            for title, found in parts
+            for title, found in self._parts()
         ]
-        return html_tables(f"problems with: {ailing}" if ailing else "no problem", tables)
+        return html_tables(self.verdict, tables)
+
+    def _parts(self) -> list[tuple[str, tuple[Finding, ...]]]:
+        backends = [(backend.title, backend.findings) for backend in self.backends]
+        return [("machine", self.machine), *backends]
+
+    @property
+    def verdict(self) -> str:
+        """One line that names the parts with problems."""
+        return (
+            f"problems with: {', '.join(map(plain, self.ailing))}" if self.ailing else "no problem"
+        )
 
     @property
     def ailing(self) -> list[str]:

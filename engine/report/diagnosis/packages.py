@@ -47,51 +47,24 @@ class Packages:
         if name not in self._installed:
             return []
         try:
-            direct = self._requirements(name)
+            required, optional = self._requirements(name)
         except ImportError:
-            return [
-                Finding(
-                    Status.NOTE,
-                    "requirements",
-                    "not checked: packaging is not installed",
-                    "run: pip install packaging",
-                )
-            ]
+            detail = "not checked: packaging is not installed"
+            return [Finding(Status.NOTE, "requirements", detail, "run: pip install packaging")]
+        # Of an extra that nobody asked for nothing is missing.
+        present = filter(self._has, optional)
         findings = [
-            *self._unmet(
-                name,
-                (requirement for requirement, optional in direct if not optional),
-                Status.PROBLEM,
-            ),
-            *self._unmet(
-                name,
-                # Of an extra that nobody asked for nothing is missing.
-                (
-                    requirement
-                    for requirement, optional in direct
-                    if optional and self._has(requirement)
-                ),
-                Status.NOTE if name == CORE else Status.PROBLEM,
-            ),
+            *self._unmet(name, required, Status.PROBLEM),
+            *self._unmet(name, present, Status.NOTE if name == CORE else Status.PROBLEM),
         ]
         if not findings:
-            present = [
-                requirement
-                for requirement, optional in direct
-                if not optional and self._has(requirement)
-            ]
-            names = (
-                ", ".join(self._versioned_name(requirement.name) for requirement in present)
-                or "none"
-            )
-            findings.append(Finding(Status.OK, "requirements", names))
-        needed = self._closure(name, direct)
+            names = [self._versioned_name(each.name) for each in filter(self._has, required)]
+            findings.append(Finding(Status.OK, "requirements", ", ".join(names) or "none"))
+        # The core has a diagnosis of its own, and its extras are no needs of its.
+        needed = self._closure(name, required if name == CORE else [*required, *optional])
         for other in needed:
-            required = [
-                requirement for requirement, optional in self._requirements(other) if not optional
-            ]
-            findings += self._unmet(other, required, Status.NOTE)
-        wanted = {_normal(requirement.name): _text(requirement) for requirement, _ in direct}
+            findings += self._unmet(other, self._requirements(other)[0], Status.NOTE)
+        wanted = {_normal(each.name): _text(each) for each in (*required, *optional)}
         return [*findings, *self._overwritten([name, *needed], wanted)]
 
     def _has(self, requirement: Requirement) -> bool:
@@ -101,13 +74,13 @@ class Packages:
         dist = self._installed[_normal(name)]
         return f"{dist.name} {dist.version}"
 
-    def _requirements(self, name: str) -> list[tuple[Requirement, bool]]:
-        """Return a distribution's requirements here, each with whether only an extra of it asks."""
+    def _requirements(self, name: str) -> tuple[list[Requirement], list[Requirement]]:
+        """Return a distribution's requirements here, and those for which only an extra asks."""
         from packaging.requirements import InvalidRequirement, Requirement
 
         dist = self._installed[name]
         extras = dist.metadata.get_all("Provides-Extra") or ()
-        result = []
+        required, optional = list[Requirement](), list[Requirement]()
         for text in dist.requires or ():
             try:
                 requirement = Requirement(text)
@@ -115,10 +88,10 @@ class Packages:
                 continue
             marker = requirement.marker
             if marker is None or marker.evaluate({"extra": ""}):
-                result.append((requirement, False))
+                required.append(requirement)
             elif any(marker.evaluate({"extra": extra}) for extra in extras):
-                result.append((requirement, True))
-        return result
+                optional.append(requirement)
+        return required, optional
 
     def _unmet(
         self, name: str, requirements: Iterable[Requirement], status: Status
@@ -140,32 +113,23 @@ class Packages:
                 yield Finding(status, "requirements", f"{needs}, which is not installed", fix)
             else:
                 # As onnxruntime-gpu stands in for onnxruntime.
-                owners = (
-                    ", ".join(map(self._versioned_name, self._owners.get(module, ())))
-                    or "elsewhere"
-                )
-                present = f"not installed; a module {module!r} is there, from {owners}"
+                owners = ", ".join(map(self._versioned_name, self._owners.get(module, ())))
+                present = f"not installed; a module {module!r} is there, from "
+                present += owners or "elsewhere"
                 yield Finding(Status.NOTE, "requirements", f"{needs}: {present}")
 
-    def _closure(self, name: str, direct: Iterable[tuple[Requirement, bool]]) -> list[str]:
+    def _closure(self, name: str, direct: Iterable[Requirement]) -> list[str]:
         """Return the installed distributions that `name` needs, and those that they need in turn.
 
-        The core has a diagnosis of its own, and its extras are no needs of its.
+        direct: its own needs.
         """
-        waiting = [
-            requirement for requirement, optional in direct if not (optional and name == CORE)
-        ]
+        waiting = [*direct]
         result: list[str] = []
-        while waiting:
-            requirement = waiting.pop(0)
+        for requirement in waiting:  # which grows
             other = _normal(requirement.name)
             if other not in (name, CORE, *result) and self._has(requirement):
                 result.append(other)
-                waiting += [
-                    requirement
-                    for requirement, optional in self._requirements(other)
-                    if not optional
-                ]
+                waiting += self._requirements(other)[0]
         return result
 
     def _overwritten(self, needed: list[str], wanted: dict[str, str]) -> Iterator[Finding]:

@@ -50,26 +50,16 @@ def _known(name: str, value: str) -> Finding:
     status, text = Status.NOTE, f"{shown}: {VARIABLES[name]}"
     is_wrong = False
     parts = [part for part in value.replace(" ", "").split(",") if part]
-    here = f"installed: {', '.join(installed()) or 'none'}"
-    if name == "ENGINE_TARGET":
-        absent = [part for part in parts if not is_target(part)]
-        if absent:
-            status = Status.PROBLEM
-            text += f"; no backend serves {', '.join(map(repr, absent))} ({here})"
-    elif name == "ENGINE_DISABLED_BACKENDS":
-        absent = [part for part in parts if part not in installed()]
-        if absent:
+    if name in ("ENGINE_TARGET", "ENGINE_DISABLED_BACKENDS", "ENGINE_EXTENSIONS"):
+        here = doors.names(doors.EXTENSIONS) if name == "ENGINE_EXTENSIONS" else installed()
+        is_known = is_target if name == "ENGINE_TARGET" else here.__contains__
+        if absent := ", ".join(repr(part) for part in parts if not is_known(part)):
             is_wrong = True
-            text += f"; there is no {', '.join(map(repr, absent))} ({here})"
-    elif name == "ENGINE_EXTENSIONS":
-        known = doors.names(doors.EXTENSIONS)
-        absent = [part for part in parts if part not in known]
-        if absent:
-            status = Status.PROBLEM
-            text += (
-                f"; there is no {', '.join(map(repr, absent))}, so no model can be built "
-                f"(installed: {', '.join(known) or 'none'})"
-            )
+            what = "no backend serves" if name == "ENGINE_TARGET" else "there is no"
+            stops = ", so no model can be built" if name == "ENGINE_EXTENSIONS" else ""
+            text += f"; {what} {absent}{stops} (installed: {', '.join(here) or 'none'})"
+            if name != "ENGINE_DISABLED_BACKENDS":
+                status = Status.PROBLEM
     elif name == "ENGINE_CACHE" and value.lower() not in {*Mode}:
         status = Status.PROBLEM
         text = f"{value!r}: expected {', '.join(Mode)}, so no model can be built"
