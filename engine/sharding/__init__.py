@@ -11,7 +11,7 @@ checkpoint.py  files of tensors; ckpt.py, safetensors.py: their two forms; files
 reshard.py     one rank's parameters from other ranks' files; transform.py, merge.py, load.py: the
                functions; parameter.py: their values; network.py: models that take the weights
 slicing/       the slicer: one model in, those of N ranks out (docs/slicing.md)
-rules.py       how operators split; predict_layout.py: what that means for a model's parameters
+predict_layout.py  layouts that follow from split nodes; split_axes.py: how operators split
 """
 
 from __future__ import annotations

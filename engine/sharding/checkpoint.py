@@ -19,6 +19,7 @@ from engine.sharding.stored import Array, Checkpoint, ToWrite
 
 CKPT, SAFETENSORS = "ckpt", "safetensors"
 FORMATS = (CKPT, SAFETENSORS)
+SUFFIXES = tuple(f".{form}" for form in FORMATS)
 _WANTED = "a checkpoint (.ckpt or .safetensors)"
 
 

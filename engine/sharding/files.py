@@ -54,10 +54,21 @@ def _mapped(descriptor: int) -> mmap.mmap:
 
 
 @contextmanager
-def aside(folder: Path) -> Iterator[Path]:
-    """Yield a folder in `folder` to write into; it goes with the process, however that ends."""
-    with temporary_folder(".resharding-", folder) as path:
-        yield path
+def aside(folder: Path, result: Path) -> Iterator[Path]:
+    """Make `folder`, and yield one in it to write into; that goes with the process.
+
+    Raises ModelError naming `result` where something cannot be written.
+    """
+    make_folder(folder)
+    try:
+        with temporary_folder(".resharding-", folder) as path:
+            yield path
+    except ModelError:
+        raise
+    except OSError as error:
+        raise ModelError(
+            f"{result}: cannot be written: {error.strerror or error}", str(result)
+        ) from error
 
 
 @contextmanager
@@ -70,14 +81,10 @@ def private_file(path: Path) -> Iterator[BinaryIO]:
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a small file that only its owner may read, in place of an earlier one."""
-    make_folder(path.parent)
-    try:
-        with aside(path.parent) as folder:
-            with private_file(folder / path.name) as file:
-                file.write(content)
-            (folder / path.name).replace(path)
-    except OSError as error:
-        raise unwritable(path, error) from error
+    with aside(path.parent, path) as folder:
+        with private_file(folder / path.name) as file:
+            file.write(content)
+        (folder / path.name).replace(path)
 
 
 def make_folder(path: Path) -> None:
@@ -90,8 +97,3 @@ def make_folder(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ModelError(f"{path}: cannot be made: {error.strerror}", str(path)) from error
-
-
-def unwritable(path: Path, error: OSError) -> ModelError:
-    """Return the error for a file that could not be written."""
-    return ModelError(f"{path}: cannot be written: {error.strerror or error}", str(path))

@@ -22,7 +22,7 @@ from engine.formats.onnx.rewrite import changed, stored_tensor
 from engine.formats.onnx.writer import External, Parts
 from engine.formats.opened import open_external
 from engine.formats.protobuf import Budget
-from engine.sharding.files import aside, unwritable
+from engine.sharding.files import aside
 from engine.sharding.stored import Array, bytes_of
 from engine.types import DType, TensorSpec
 
@@ -164,20 +164,17 @@ class _File:
         output = self._output
         data = output.with_name(f"{output.name}.data")
         is_large = sum(info.nbytes for info in self._held) > INLINE_BYTES
-        try:
-            with aside(output.parent) as folder:
-                if is_large:
-                    with (folder / data.name).open("wb") as file:
-                        content = self._changed(values, _Beside(file, data.name))
-                else:
-                    content = self._changed(values, None)
-                (folder / output.name).write_bytes(content)
-                ModelFile(folder / output.name)()  # what was written is a model
-                if is_large:
-                    (folder / data.name).replace(data)
-                (folder / output.name).replace(output)
-        except OSError as error:
-            raise unwritable(output, error) from error
+        with aside(output.parent, output) as folder:
+            if is_large:
+                with (folder / data.name).open("wb") as file:
+                    content = self._changed(values, _Beside(file, data.name))
+            else:
+                content = self._changed(values, None)
+            (folder / output.name).write_bytes(content)
+            ModelFile(folder / output.name)()  # what was written is a model
+            if is_large:
+                (folder / data.name).replace(data)
+            (folder / output.name).replace(output)
 
     def _changed(self, values: Values, beside: _Beside | None) -> bytes:
         source, budget = self._source, Budget(limits.FIELDS)

@@ -12,9 +12,9 @@ import numpy as np
 
 from engine.config.checks import require
 from engine.errors import InputError, ModelError
-from engine.sharding.checkpoint import FORMATS, open_checkpoint, write_checkpoint
-from engine.sharding.files import aside, make_folder, unwritable
-from engine.sharding.stored import Array, ToWrite
+from engine.sharding.checkpoint import FORMATS, SUFFIXES, open_checkpoint, write_checkpoint
+from engine.sharding.files import NotAFolder, aside
+from engine.sharding.stored import Array, Checkpoint, ToWrite
 from engine.types import DType
 from engine.typing import CheckpointFormat, DecMode
 
@@ -73,15 +73,7 @@ def load_checkpoint(
     Raises ModelError for a file that is missing, damaged or encrypted.
     """
     opened = open_checkpoint(Path(ckpt_file_name), dec_key, dec_mode, crc_check=crc_check)
-    found: dict[str, Parameter | str] = {}
-    for name, stored in opened.tensors.items():
-        if choice_func is not None and not choice_func(name):
-            continue
-        text = stored.text
-        try:
-            found[name] = Parameter(stored.array(), name) if text is None else text
-        except ModelError as error:
-            raise ModelError(f"{ckpt_file_name}: {error}", str(ckpt_file_name)) from error
+    found = _held(opened, choice_func)
     if not found:
         raise InputError(
             f"{ckpt_file_name}: choice_func chose none of its {len(opened.tensors)} parameters"
@@ -100,21 +92,30 @@ def load_segmented_checkpoints(
 
     Of a name that is in several files the last one's counts, by the order of their names.
     """
-    from engine.sharding.files import NotAFolder
-
     folder = Path(ckpt_file_dir)
     if not folder.is_dir():
         raise NotAFolder(f"{folder}: no such folder; expected one of checkpoints", str(folder))
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".ckpt", ".safetensors"))
+    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
     if not files:
         raise ModelError(f"{folder}: holds no .ckpt or .safetensors file", str(folder))
     found: dict[str, Parameter | str] = {}
     for file in files:
-        opened = open_checkpoint(file, dec_key, dec_mode)
-        for name, stored in opened.tensors.items():
-            if choice_func is None or choice_func(name):
-                text = stored.text
+        found |= _held(open_checkpoint(file, dec_key, dec_mode), choice_func)
+    return found
+
+
+def _held(
+    opened: Checkpoint, is_wanted: Callable[[str], bool] | None
+) -> dict[str, Parameter | str]:
+    """Return what a checkpoint holds. Raises ModelError naming its file."""
+    found: dict[str, Parameter | str] = {}
+    for name, stored in opened.tensors.items():
+        if is_wanted is None or is_wanted(name):
+            text = stored.text
+            try:
                 found[name] = Parameter(stored.array(), name) if text is None else text
+            except ModelError as error:
+                raise ModelError(f"{opened.path}: {error}", str(opened.path)) from error
     return found
 
 
@@ -139,16 +140,11 @@ def save_checkpoint(
     specs = [
         ToWrite(name, DType.from_numpy(array.dtype), array.shape) for name, array in arrays.items()
     ]
-    make_folder(path.parent)
-    try:
-        with aside(path.parent) as folder:
-            write_checkpoint(
-                folder / path.name, specs, lambda spec: arrays[spec.name], format,
-                crc_check=crc_check,
-            )  # fmt: skip
-            (folder / path.name).replace(path)
-    except OSError as error:
-        raise unwritable(path, error) from error
+    with aside(path.parent, path) as folder:
+        write_checkpoint(
+            folder / path.name, specs, lambda spec: arrays[spec.name], format, crc_check=crc_check
+        )
+        (folder / path.name).replace(path)
 
 
 def _items(save_obj: object) -> Iterable[tuple[object, object]]:

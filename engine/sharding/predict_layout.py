@@ -15,7 +15,7 @@ from engine.errors import InputError, ModelError
 from engine.formats import ModelFile
 from engine.options import nearest
 from engine.sharding.layout import Layout, NodeStrategy
-from engine.sharding.rules import Axes, Dims, NoRule, axes_of
+from engine.sharding.split_axes import Axes, Dims, NoRule, axes_of
 from engine.sharding.strategy import Strategy, plain_name
 from engine.sharding.strategy_keys import (
     KeyedNode,
@@ -273,12 +273,12 @@ def _split(
 ) -> tuple[Axes, dict[str, int]]:
     """Return a node's axes, and into how many slices each is cut. Raises InputError."""
     title = _title(node)
+
+    def wrong(text: str) -> InputError:
+        return InputError(f"strategy of node {title!r}: {text}", title)
+
     if len(given) > len(node.inputs):
-        raise InputError(
-            f"strategy of node {title!r}: is for {len(given)} inputs; {node.op_type} has "
-            f"{len(node.inputs)} here",
-            title,
-        )
+        raise wrong(f"is for {len(given)} inputs; {node.op_type} has {len(node.inputs)} here")
     ranks = [len(dims) for dims in given]
     # Those that are left out follow, if the model says how many dimensions they have.
     for name in node.inputs[len(given) :]:
@@ -288,36 +288,23 @@ def _split(
     try:
         axes = axes_of(node, ranks)
     except NoRule as error:
-        raise InputError(
-            f"strategy of node {title!r}: {error}; leave the node out, and it runs whole on each "
-            "rank",
-            title,
-        ) from error
+        raise wrong(f"{error}; leave the node out, and it runs whole on each rank") from error
     counts = dict.fromkeys(axes.order, 1)
     for position, (dims, cuts) in enumerate(zip(axes.inputs, given, strict=False)):
+        what = f"input {position} ({node.inputs[position]!r})"
         shape = shapes.get(node.inputs[position])
         if len(dims) != len(cuts) or (shape is not None and len(shape) != len(cuts)):
             wanted = len(dims) if shape is None else len(shape)
-            raise InputError(
-                f"strategy of node {title!r}: gives input {position} ({node.inputs[position]!r}) "
-                f"{len(cuts)} dimensions, but it has {wanted}",
-                title,
-            )
+            raise wrong(f"gives {what} {len(cuts)} dimensions, but it has {wanted}")
         for dim, (axis, count) in enumerate(zip(dims, cuts, strict=True)):
             if count == 1:
                 continue
             if axis is None:
-                raise InputError(
-                    f"strategy of node {title!r}: {node.op_type} cannot be split along dimension "
-                    f"{dim} of input {position} ({node.inputs[position]!r})",
-                    title,
-                )
+                raise wrong(f"{node.op_type} cannot be split along dimension {dim} of {what}")
             if counts[axis] not in (1, count):
-                raise InputError(
-                    f"strategy of node {title!r}: dimension {dim} of input {position} "
-                    f"({node.inputs[position]!r}) is cut into {count}, but what it goes with into "
-                    f"{counts[axis]}",
-                    title,
+                raise wrong(
+                    f"dimension {dim} of {what} is cut into {count}, but what it goes with into "
+                    f"{counts[axis]}"
                 )
             counts[axis] = count
     return axes, counts

@@ -16,13 +16,14 @@ from engine.config.checks import require, require_count, require_watchers
 from engine.errors import InputError, ModelError
 from engine.sharding.checkpoint import (
     FORMATS,
+    SUFFIXES,
     EncryptedCheckpoint,
     format_of,
     open_checkpoint,
     write_checkpoint,
 )
 from engine.sharding.copies import require_copies
-from engine.sharding.files import NotAFolder, aside, make_folder, unwritable
+from engine.sharding.files import NotAFolder, aside, make_folder
 from engine.sharding.reshard import Part, Sources, needed_ranks, parts_for, value_of
 from engine.sharding.stored import Array, Checkpoint, ToWrite
 from engine.sharding.strategy import Arrangement
@@ -72,7 +73,7 @@ def transform_checkpoint_by_rank(
         raise TypeError(f"checkpoint_files_map must be dict, but got {type(checkpoint_files_map)}.")
     require_watchers(progress, None)
     path = Path(save_checkpoint_file_name)
-    if path.suffix not in (".ckpt", ".safetensors"):
+    if path.suffix not in SUFFIXES:
         raise InputError(
             f"save_checkpoint_file_name {str(path)!r}: expected a name that ends in .ckpt or "
             ".safetensors"
@@ -87,15 +88,9 @@ def transform_checkpoint_by_rank(
     sources = Sources(files, source, _open_plain)
     parts = list(parts_for(rank, sources, target, sorted(files)))
     _check_parts(parts, rank, sources, target)
-    make_folder(path.parent)
-    try:
-        with aside(path.parent) as folder:
-            _write(folder / path.name, parts, sources, format_of(path), rank, progress, {})
-            (folder / path.name).replace(path)
-    except OSError as error:
-        if isinstance(error, ModelError):
-            raise
-        raise unwritable(path, error) from error
+    with aside(path.parent, path) as folder:
+        _write(folder / path.name, parts, sources, format_of(path), rank, progress, {})
+        (folder / path.name).replace(path)
 
 
 def transform_checkpoints(
@@ -184,7 +179,6 @@ def save_ranks(
                 )
         plans[rank] = list(parts_for(rank, sources, target, needed))
         _check_parts(plans[rank], rank, sources, target)
-    make_folder(destination)
     lock = threading.Lock()
 
     def watched(phase: str, done: int, total: int | None) -> None:
@@ -192,22 +186,17 @@ def save_ranks(
             with lock:
                 progress(phase, done, total)
 
-    try:
-        with aside(destination) as folder:
+    with aside(destination, destination) as folder:
 
-            def one(rank: int) -> None:
-                path = folder / str(rank)
-                _write(path, plans[rank], sources, format, rank, watched, name_map or {})
+        def one(rank: int) -> None:
+            path = folder / str(rank)
+            _write(path, plans[rank], sources, format, rank, watched, name_map or {})
 
-            _each(one, plans, min(workers, len(plans), os.cpu_count() or 1))
-            for rank in plans:
-                place = destination / f"rank_{rank}"
-                make_folder(place)
-                (folder / str(rank)).replace(place / file_name(rank))
-    except OSError as error:
-        if isinstance(error, ModelError):
-            raise
-        raise unwritable(destination, error) from error
+        _each(one, plans, min(workers, len(plans), os.cpu_count() or 1))
+        for rank in plans:
+            place = destination / f"rank_{rank}"
+            make_folder(place)
+            (folder / str(rank)).replace(place / file_name(rank))
 
 
 def _each(do: Callable[[int], None], ranks: Iterable[int], workers: int) -> None:
@@ -242,9 +231,7 @@ def checkpoint_files(folder: Path) -> dict[int, Path]:
         if match is None or not path.is_dir():
             continue
         files = sorted(
-            file
-            for file in path.iterdir()
-            if file.suffix in (".ckpt", ".safetensors") and file.is_file()
+            file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file()
         )
         if files:
             found[int(match[1])] = files[-1]

@@ -90,14 +90,31 @@ def case(
     return Case(name, model, typed, high)
 
 
+def one(
+    text: str,
+    inputs: Mapping[str, Any],
+    weights: Mapping[str, Any] | None = None,
+    *,
+    outputs: Sequence[str] = ("y",),
+    opset: int = 22,
+    high: int = 3,
+    **attributes: Any,
+) -> Case:
+    """Make a case of one operator: its name and inputs, "-" for one that is left out."""
+    op_type, *names = text.split(" ")
+    own = node(op_type, [name.strip("-") for name in names], outputs, **attributes)
+    name = f"{text} {attributes} of {inputs} and {weights}"
+    return case(name, [own], inputs, weights, opset=opset, outputs=outputs, high=high)
+
+
 def _is_typed(spec: Any) -> bool:
     return len(spec) == 2 and isinstance(spec[1], tuple)
 
 
-def placed(shape: Sequence[int]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+def placed(shape: Sequence[int]) -> Iterator[tuple[Any, ...]]:
     """Yield a shape with the batch in place of each of its sizes."""
     for axis in range(len(shape)):
-        yield axis, (*shape[:axis], B, *shape[axis + 1 :])
+        yield (*shape[:axis], B, *shape[axis + 1 :])
 
 
 def opened(model: onnx.ModelProto) -> Callable[[Mapping[str, Array]], list[Any]]:
@@ -129,115 +146,58 @@ _BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean", "Grea
 def elementwise() -> Iterator[Case]:
     """Unary operators, and binary ones with every kind of broadcasting."""
     for kind in _UNARY:
-        yield case(kind, [node(kind, ["x"], ["y"])], {"x": (B, 3)})
+        yield one(f"{kind} x", {"x": (B, 3)})
     for kind in _BINARY:
-        for axis, shape in placed((2, 3, 4)):
+        for shape in placed((2, 3, 4)):
             for other in ((), (1,), (4,), (3, 1), (2, 3, 4), (1, 3, 4), (1, 1, 1)):
                 weight = np.arange(1, 1 + int(np.prod(other)), dtype=np.float32).reshape(other)
-                yield case(
-                    f"{kind}-{axis}-{other}", [node(kind, ["x", "w"], ["y"])], {"x": shape},
-                    {"w": weight},
-                )  # fmt: skip
+                yield one(f"{kind} x w", {"x": shape}, {"w": weight})
             for other in ((B, 3, 4), (2, B, 4), (B, 1, 1), (B, 4), (B,), (B, 2, 3, 4)):
-                yield case(
-                    f"{kind}-{axis}-{other}", [node(kind, ["x", "z"], ["y"])],
-                    {"x": shape, "z": other},
-                )  # fmt: skip
-    for axis, shape in placed((3, 4)):
-        yield case(
-            f"Where-{axis}", [node("Where", ["c", "x", "w"], ["y"])],
-            {"c": (BOOL, shape), "x": shape}, {"w": np.float32(2)},
-        )  # fmt: skip
-        yield case(
-            f"Clip-{axis}", [node("Clip", ["x", "", "w"], ["y"])], {"x": shape},
-            {"w": np.float32(0.5)},
-        )  # fmt: skip
-        yield case(
-            f"PRelu-{axis}", [node("PRelu", ["x", "w"], ["y"])], {"x": shape},
-            {"w": np.full(4, 0.5, np.float32)},
-        )  # fmt: skip
+                yield one(f"{kind} x z", {"x": shape, "z": other})
+    for shape in placed((3, 4)):
+        yield one("Where c x w", {"c": (BOOL, shape), "x": shape}, {"w": np.float32(2)})
+        yield one("Clip x - w", {"x": shape}, {"w": np.float32(0.5)})
+        yield one("PRelu x w", {"x": shape}, {"w": np.full(4, 0.5, np.float32)})
 
 
 def shapes() -> Iterator[Case]:
     """Operators that move elements: every axis of the batch, every way to say a shape."""
-    for axis, shape in placed((2, 3, 4)):
+    for shape in placed((2, 3, 4)):
         for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0), (0, 2, 1)):
-            yield case(
-                f"Transpose-{axis}-{order}", [node("Transpose", ["x"], ["y"], perm=order)],
-                {"x": shape},
-            )  # fmt: skip
+            yield one("Transpose x", {"x": shape}, perm=order)
         for target in (
             (-1, 12), (-1, 4), (0, 12), (0, -1), (2, -1), (-1,), (1, -1), (3, -1), (6, -1),
             (-1, 2, 2, 3), (0, 0, 2, 2), (-1, 1, 3, 4), (2, -1, 2), (2, -1, 4), (2, 3, -1),
             (-1, 8), (-1, 6), (4, -1), (0, 3, -1),
         ):  # fmt: skip
-            yield case(
-                f"Reshape-{axis}-{target}", [node("Reshape", ["x", "s"], ["y"])], {"x": shape},
-                {"s": np.array(target)},
-            )  # fmt: skip
+            yield one("Reshape x s", {"x": shape}, {"s": target})
         for at in range(-3, 4):
-            yield case(
-                f"Flatten-{axis}-{at}", [node("Flatten", ["x"], ["y"], axis=at)], {"x": shape}
-            )
-        for pads in (
-            (0, 0, 0, 0, 0, 0),
-            (1, 0, 0, 0, 0, 0),
-            (0, 1, 0, 0, 1, 0),
-            (0, 0, 1, 0, 0, 2),
-        ):
-            yield case(
-                f"Pad-{axis}-{pads}", [node("Pad", ["x", "p"], ["y"])], {"x": shape},
-                {"p": np.array(pads)},
-            )  # fmt: skip
-            yield case(
-                f"Tile-{axis}-{pads}", [node("Tile", ["x", "p"], ["y"])], {"x": shape},
-                {"p": 1 + np.array(pads[:3])},
-            )  # fmt: skip
+            yield one("Flatten x", {"x": shape}, axis=at)
+        for pads in ((0,) * 6, (1, 0, 0, 0, 0, 0), (0, 1, 0, 0, 1, 0), (0, 0, 1, 0, 0, 2)):
+            yield one("Pad x p", {"x": shape}, {"p": pads})
+            yield one("Tile x p", {"x": shape}, {"p": 1 + np.array(pads[:3])})
         for at, (start, end, step) in product(
             range(3), ((0, 2**62, 1), (0, 1, 1), (1, 2**62, 1), (-1, 2**62, 1), (0, 2**62, 2),
                        (-1, -(2**62), -1), (0, -1, 1)),
         ):  # fmt: skip
-            yield case(
-                f"Slice-{axis}-{at}-{start}:{end}:{step}",
-                [node("Slice", ["x", "a", "b", "c", "d"], ["y"])], {"x": shape},
-                {"a": np.array([start]), "b": np.array([end]), "c": np.array([at]),
-                 "d": np.array([step])},
-            )  # fmt: skip
+            yield one(
+                "Slice x a b c d", {"x": shape}, {"a": [start], "b": [end], "c": [at], "d": [step]}
+            )
         for at in range(-4, 4):
             if at < 3:
-                yield case(
-                    f"Concat-{axis}-{at}",
-                    [node("Concat", ["x", "x"], ["y"], axis=max(at, -3))], {"x": shape},
-                )  # fmt: skip
-            yield case(
-                f"Unsqueeze-{axis}-{at}", [node("Unsqueeze", ["x", "a"], ["y"])], {"x": shape},
-                {"a": np.array([at])},
-            )  # fmt: skip
+                yield one("Concat x x", {"x": shape}, axis=max(at, -3))
+            yield one("Unsqueeze x a", {"x": shape}, {"a": [at]})
         for at in range(3):
-            yield case(
-                f"Split-{axis}-{at}", [node("Split", ["x"], ["y", "z"], axis=at, num_outputs=2)],
-                {"x": shape}, outputs=("y", "z"),
-            )  # fmt: skip
-        yield case(
-            f"Concat-const-{axis}", [node("Concat", ["x", "w"], ["y"], axis=2)], {"x": shape},
-            {"w": np.ones((2, 3, 1), np.float32)},
-        )  # fmt: skip
+            yield one("Split x", {"x": shape}, outputs=("y", "z"), axis=at, num_outputs=2)
+        yield one("Concat x w", {"x": shape}, {"w": np.ones((2, 3, 1), np.float32)}, axis=2)
         for upper in (0, 1):
-            yield case(
-                f"Trilu-{axis}-{upper}", [node("Trilu", ["x"], ["y"], upper=upper)], {"x": shape}
-            )
-    for axis, shape in placed((1, 1, 4)):
-        yield case(f"Squeeze-all-{axis}", [node("Squeeze", ["x"], ["y"])], {"x": shape})
+            yield one("Trilu x", {"x": shape}, upper=upper)
+    for shape in placed((1, 1, 4)):
+        yield one("Squeeze x", {"x": shape})
         for at in range(2):
-            yield case(
-                f"Squeeze-{axis}-{at}", [node("Squeeze", ["x", "a"], ["y"])], {"x": shape},
-                {"a": np.array([at])},
-            )  # fmt: skip
+            yield one("Squeeze x a", {"x": shape}, {"a": [at]})
         for target in ((1, 1, 4), (1, 3, 4), (2, 1, 4), (5, 1, 1, 4)):
-            yield case(
-                f"Expand-{axis}-{target}", [node("Expand", ["x", "s"], ["y"])], {"x": shape},
-                {"s": np.array(target)},
-            )  # fmt: skip
+            yield one("Expand x s", {"x": shape}, {"s": target})
 
 
 def computed_shapes() -> Iterator[Case]:
@@ -315,77 +275,59 @@ def indexing() -> Iterator[Case]:
     """Look-ups: in tables, in the samples' own parts, among samples."""
     table = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
     for at in range(3):
-        for axis, shape in placed((3, 2)):
-            yield case(
-                f"Gather-table-{at}-{axis}", [node("Gather", ["w", "i"], ["y"], axis=at)],
-                {"i": (I64, shape)}, {"w": table}, high=2,
-            )  # fmt: skip
-        for axis, shape in placed((2, 3, 4)):
+        for shape in placed((3, 2)):
+            yield one("Gather w i", {"i": (I64, shape)}, {"w": table}, high=2, axis=at)
+        for shape in placed((2, 3, 4)):
             for ids in (np.array(0), np.array([1, 0]), np.array([[0, 1], [1, 0]])):
-                yield case(
-                    f"Gather-{at}-{axis}-{ids.ndim}",
-                    [node("Gather", ["x", "i"], ["y"], axis=at)], {"x": shape}, {"i": ids},
-                )  # fmt: skip
-            yield case(
-                f"GatherElements-{at}-{axis}",
-                [node("GatherElements", ["x", "i"], ["y"], axis=at)],
-                {"x": shape, "i": (I64, shape)}, high=2,
-            )  # fmt: skip
-            yield case(
-                f"ScatterElements-{at}-{axis}",
-                [node("ScatterElements", ["x", "i", "z"], ["y"], axis=at)],
-                {"x": shape, "i": (I64, shape), "z": shape}, high=1,
-            )  # fmt: skip
-            yield case(
-                f"TopK-{at}-{axis}", [node("TopK", ["x", "k"], ["y", "i"], axis=at)],
-                {"x": shape}, {"k": np.array([1])}, outputs=("y", "i"),
-            )  # fmt: skip
-            yield case(
-                f"GatherElements-table-{at}-{axis}",
-                [node("GatherElements", ["w", "i"], ["y"], axis=at)],
-                {"i": (I64, shape)}, {"w": np.arange(64, dtype=np.float32).reshape(4, 4, 4)},
+                yield one("Gather x i", {"x": shape}, {"i": ids}, axis=at)
+            yield one("GatherElements x i", {"x": shape, "i": (I64, shape)}, high=2, axis=at)
+            yield one(
+                "ScatterElements x i z",
+                {"x": shape, "i": (I64, shape), "z": shape},
+                high=1,
+                axis=at,
+            )
+            yield one("TopK x k", {"x": shape}, {"k": [1]}, outputs=("y", "i"), axis=at)
+            yield one(
+                "GatherElements w i",
+                {"i": (I64, shape)},
+                {"w": np.arange(64, dtype=np.float32).reshape(4, 4, 4)},
                 high=2,
-            )  # fmt: skip
+                axis=at,
+            )
     for batches in range(2):
-        yield case(
-            f"GatherND-{batches}", [node("GatherND", ["x", "i"], ["y"], batch_dims=batches)],
-            {"x": (B, 3, 4), "i": (I64, (B, 2, 1))}, high=2,
-        )  # fmt: skip
-        yield case(
-            f"GatherND-table-{batches}", [node("GatherND", ["w", "i"], ["y"], batch_dims=batches)],
-            {"i": (I64, (B, 2, 1))}, {"w": np.ones((3, 3), np.float32)}, high=2,
-        )  # fmt: skip
-    for axis, shape in placed((2, 3)):
-        yield case(
-            f"GatherND-whole-{axis}", [node("GatherND", ["x", "i"], ["y"])], {"x": shape},
-            {"i": np.array([[0], [1]])},
-        )  # fmt: skip
+        yield one(
+            "GatherND x i", {"x": (B, 3, 4), "i": (I64, (B, 2, 1))}, high=2, batch_dims=batches
+        )
+        yield one(
+            "GatherND w i",
+            {"i": (I64, (B, 2, 1))},
+            {"w": np.ones((3, 3), np.float32)},
+            high=2,
+            batch_dims=batches,
+        )
+    for shape in placed((2, 3)):
+        yield one("GatherND x i", {"x": shape}, {"i": [[0], [1]]})
         for at in range(-1, 3):
-            yield case(
-                f"OneHot-{axis}-{at}", [node("OneHot", ["i", "d", "v"], ["y"], axis=at)],
-                {"i": (I64, shape)}, {"d": np.array(3), "v": np.array([0.0, 1.0], np.float32)},
-            )  # fmt: skip
-    yield case(
-        "ScatterND", [node("ScatterND", ["x", "i", "z"], ["y"])], {"x": (B, 3), "z": (2, 3)},
-        {"i": np.array([[0], [0]])},
-    )  # fmt: skip
-    yield case(
-        "ScatterND-tail", [node("ScatterND", ["x", "i", "z"], ["y"])], {"x": (3, B), "z": (2, B)},
-        {"i": np.array([[0], [1]])},
-    )  # fmt: skip
+            yield one(
+                "OneHot i d v",
+                {"i": (I64, shape)},
+                {"d": 3, "v": np.array([0.0, 1.0], np.float32)},
+                axis=at,
+            )
+    yield one("ScatterND x i z", {"x": (B, 3), "z": (2, 3)}, {"i": [[0], [0]]})
+    yield one("ScatterND x i z", {"x": (3, B), "z": (2, B)}, {"i": [[0], [1]]})
     for time, own in ((0, 1), (1, 0)):
-        for axis, shape in placed((3, 3)):
-            yield case(
-                f"ReverseSequence-{time}-{axis}",
-                [node("ReverseSequence", ["x", "n"], ["y"], time_axis=time, batch_axis=own)],
+        for shape in placed((3, 3)):
+            yield one(
+                "ReverseSequence x n",
                 {"x": shape, "n": (I64, (B,))},
-            )  # fmt: skip
-    yield case("NonZero", [node("NonZero", ["x"], ["y"])], {"x": (B, 3)})
-    yield case(
-        "Compress", [node("Compress", ["x", "c"], ["y"], axis=0)], {"x": (B, 3)},
-        {"c": np.array([True])},
-    )  # fmt: skip
-    yield case("Unique", [node("Unique", ["x"], ["y"])], {"x": (B, 3)})
+                time_axis=time,
+                batch_axis=own,
+            )
+    yield one("NonZero x", {"x": (B, 3)})
+    yield one("Compress x c", {"x": (B, 3)}, {"c": [True]}, axis=0)
+    yield one("Unique x", {"x": (B, 3)})
 
 
 def products() -> Iterator[Case]:
@@ -394,197 +336,121 @@ def products() -> Iterator[Case]:
         ((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((3, 4), (2, 4, 5)),
         ((4,), (4, 5)), ((3, 4), (4,)), ((2, 3, 4), (1, 4, 5)), ((1, 3, 4), (2, 4, 5)),
     ):  # fmt: skip
-        for (axis, x), right in product(placed(a_shape), (False, True)):
+        for x, right in product(placed(a_shape), (False, True)):
             other = np.ones(b_shape, np.float32) * np.arange(1, 1 + b_shape[-1], dtype=np.float32)
-            yield case(
-                f"MatMul-{a_shape}-{b_shape}-{axis}", [node("MatMul", ["x", "w"], ["y"])],
-                {"x": x}, {"w": other},
-            )  # fmt: skip
-            for at, z in placed(b_shape) if right else ():
-                yield case(
-                    f"MatMul-both-{a_shape}-{b_shape}-{axis}-{at}",
-                    [node("MatMul", ["x", "z"], ["y"])], {"x": x, "z": z},
-                )  # fmt: skip
-        for at, z in placed(b_shape):
-            yield case(
-                f"MatMul-right-{a_shape}-{b_shape}-{at}", [node("MatMul", ["w", "z"], ["y"])],
-                {"z": z}, {"w": np.ones(a_shape, np.float32)},
-            )  # fmt: skip
-    for turn_a, turn_b, (axis, x) in product((0, 1), (0, 1), placed((4, 4))):
+            yield one("MatMul x w", {"x": x}, {"w": other})
+            for z in placed(b_shape) if right else ():
+                yield one("MatMul x z", {"x": x, "z": z})
+        for z in placed(b_shape):
+            yield one("MatMul w z", {"z": z}, {"w": np.ones(a_shape, np.float32)})
+    for turn_a, turn_b, x in product((0, 1), (0, 1), placed((4, 4))):
         for bias in ((), (4,), (1, 4), (4, 1), (4, 4)):
-            yield case(
-                f"Gemm-{turn_a}-{turn_b}-{axis}-{bias}",
-                [node("Gemm", ["x", "w", "c"], ["y"], transA=turn_a, transB=turn_b)], {"x": x},
+            yield one(
+                "Gemm x w c",
+                {"x": x},
                 {"w": np.ones((4, 4), np.float32), "c": np.ones(bias, np.float32)},
-            )  # fmt: skip
-            yield case(
-                f"Gemm-right-{turn_a}-{turn_b}-{axis}-{bias}",
-                [node("Gemm", ["w", "x", "c"], ["y"], transA=turn_a, transB=turn_b)], {"x": x},
+                transA=turn_a,
+                transB=turn_b,
+            )
+            yield one(
+                "Gemm w x c",
+                {"x": x},
                 {"w": np.ones((4, 4), np.float32), "c": np.ones(bias, np.float32)},
-            )  # fmt: skip
+                transA=turn_a,
+                transB=turn_b,
+            )
     for equation in ("bij->bij", "bij->bji", "bij->bi", "bij->ij", "bij->b", "ibj->bij", "bij",
                      "...i->...", "...ij->...ji", "i...->..."):  # fmt: skip
-        for axis, x in placed((2, 3, 4)):
-            yield case(
-                f"Einsum-{equation}-{axis}", [node("Einsum", ["x"], ["y"], equation=equation)],
-                {"x": x},
-            )  # fmt: skip
+        for x in placed((2, 3, 4)):
+            yield one("Einsum x", {"x": x}, equation=equation)
     for equation in ("bij,jk->bik", "bij,kj->bik", "bij,jk->ik", "bij,jk", "...ij,jk->...ik"):
-        for axis, x in placed((2, 3, 4)):
-            yield case(
-                f"Einsum-{equation}-{axis}", [node("Einsum", ["x", "w"], ["y"], equation=equation)],
-                {"x": x}, {"w": np.ones((4, 4), np.float32)},
-            )  # fmt: skip
+        for x in placed((2, 3, 4)):
+            yield one("Einsum x w", {"x": x}, {"w": np.ones((4, 4), np.float32)}, equation=equation)
     for equation in ("bij,bjk->bik", "bij,cjk->bcik", "bij,bij->b", "bij,bij->bij", "bij,bij->ij"):
-        yield case(
-            f"Einsum-two-{equation}", [node("Einsum", ["x", "z"], ["y"], equation=equation)],
-            {"x": (B, 4, 4), "z": (B, 4, 4)},
-        )  # fmt: skip
+        yield one("Einsum x z", {"x": (B, 4, 4), "z": (B, 4, 4)}, equation=equation)
 
 
 def along() -> Iterator[Case]:
     """Reductions, normalisations and scans, along every axis with the batch at every axis."""
-    for (axis, x), at in product(placed((2, 3, 4)), range(-3, 3)):
+    for x, at in product(placed((2, 3, 4)), range(-3, 3)):
         for kind in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2", "ReduceLogSumExp"):
             for keeps in (0, 1):
-                yield case(
-                    f"{kind}-{axis}-{at}-{keeps}",
-                    [node(kind, ["x", "a"], ["y"], keepdims=keeps)], {"x": x},
-                    {"a": np.array([at])},
-                )  # fmt: skip
-                yield case(
-                    f"{kind}-old-{axis}-{at}-{keeps}",
-                    [node(kind, ["x"], ["y"], keepdims=keeps, axes=[at])], {"x": x},
-                    opset=12,
-                )  # fmt: skip
+                yield one(f"{kind} x a", {"x": x}, {"a": [at]}, keepdims=keeps)
+                yield one(f"{kind} x", {"x": x}, opset=12, keepdims=keeps, axes=[at])
         for kind in ("Softmax", "LogSoftmax", "Hardmax", "LpNormalization"):
-            yield case(f"{kind}-{axis}-{at}", [node(kind, ["x"], ["y"], axis=at)], {"x": x})
+            yield one(f"{kind} x", {"x": x}, axis=at)
             if kind != "LpNormalization":
-                yield case(
-                    f"{kind}-old-{axis}-{at}", [node(kind, ["x"], ["y"], axis=at)], {"x": x},
-                    opset=11,
-                )  # fmt: skip
+                yield one(f"{kind} x", {"x": x}, opset=11, axis=at)
         for kind in ("ArgMax", "ArgMin"):
-            yield case(
-                f"{kind}-{axis}-{at}", [node(kind, ["x"], ["y"], axis=at, keepdims=at % 2)],
-                {"x": x},
-            )  # fmt: skip
+            yield one(f"{kind} x", {"x": x}, axis=at, keepdims=at % 2)
         for more in ({}, {"exclusive": 1}, {"reverse": 1}):
-            yield case(
-                f"CumSum-{axis}-{at}-{more}", [node("CumSum", ["x", "a"], ["y"], **more)],
-                {"x": x}, {"a": np.array(at)},
-            )  # fmt: skip
-        yield case(
-            f"MeanVarianceNormalization-{axis}-{at}",
-            [node("MeanVarianceNormalization", ["x"], ["y"], axes=[at])], {"x": x},
-        )  # fmt: skip
+            yield one("CumSum x a", {"x": x}, {"a": at}, **more)
+        yield one("MeanVarianceNormalization x", {"x": x}, axes=[at])
         size = [2, 3, 4][at:]
-        yield case(
-            f"LayerNormalization-{axis}-{at}",
-            [node("LayerNormalization", ["x", "w"], ["y"], axis=at)], {"x": x},
-            {"w": np.ones(size, np.float32)},
-        )  # fmt: skip
+        yield one("LayerNormalization x w", {"x": x}, {"w": np.ones(size, np.float32)}, axis=at)
     for kind in ("ReduceSum", "ReduceMax"):
-        yield case(f"{kind}-all", [node(kind, ["x"], ["y"])], {"x": (B, 3)})
-        yield case(
-            f"{kind}-none", [node(kind, ["x"], ["y"], noop_with_empty_axes=1)], {"x": (B, 3)}
-        )
-    for axis, x in placed((2, 3, 4, 4)):
+        yield one(f"{kind} x", {"x": (B, 3)})
+        yield one(f"{kind} x", {"x": (B, 3)}, noop_with_empty_axes=1)
+    for x in placed((2, 3, 4, 4)):
         ones = {"s": np.ones(3, np.float32), "b": np.zeros(3, np.float32)}
-        yield case(
-            f"BatchNormalization-{axis}",
-            [node("BatchNormalization", ["x", "s", "b", "b", "s"], ["y"])], {"x": x}, ones,
-        )  # fmt: skip
-        yield case(
-            f"InstanceNormalization-{axis}",
-            [node("InstanceNormalization", ["x", "s", "b"], ["y"])], {"x": x}, ones,
-        )  # fmt: skip
-        yield case(
-            f"GroupNormalization-{axis}",
-            [node("GroupNormalization", ["x", "s", "b"], ["y"], num_groups=3)], {"x": x}, ones,
-        )  # fmt: skip
-        yield case(f"LRN-{axis}", [node("LRN", ["x"], ["y"], size=3)], {"x": x})
-        yield case(f"Det-{axis}", [node("Det", ["x"], ["y"])], {"x": x})
+        yield one("BatchNormalization x s b b s", {"x": x}, ones)
+        yield one("InstanceNormalization x s b", {"x": x}, ones)
+        yield one("GroupNormalization x s b", {"x": x}, ones, num_groups=3)
+        yield one("LRN x", {"x": x}, size=3)
+        yield one("Det x", {"x": x})
     yield case(
         "DynamicQuantizeLinear",
         [node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
          node("DequantizeLinear", ["q", "s", "z"], ["y"])], {"x": (B, 3)},
     )  # fmt: skip
-    for axis, x in placed((3, 3)):
+    for x in placed((3, 3)):
         for scale in ((), (1,), (3,)):
             for at in (0, 1):
                 yield case(
-                    f"QuantizeLinear-{axis}-{scale}-{at}",
+                    f"QuantizeLinear-{x.index(B)}-{scale}-{at}",
                     [node("QuantizeLinear", ["x", "s"], ["q"], axis=at),
                      node("DequantizeLinear", ["q", "s"], ["y"], axis=at)],
                     {"x": x}, {"s": np.linspace(0.1, 1, int(np.prod(scale)),
                                                 dtype=np.float32).reshape(scale)},
                 )  # fmt: skip
-    for axis, x in placed((2, 6, 1)):
-        yield case(f"DFT-{axis}", [node("DFT", ["x"], ["y"], axis=1)], {"x": x}, opset=17)
+    for x in placed((2, 6, 1)):
+        yield one("DFT x", {"x": x}, opset=17, axis=1)
 
 
 def spatial() -> Iterator[Case]:
     """Convolutions, pooling, resizing, grids."""
     w = np.linspace(-1, 1, 4 * 3 * 3 * 3, dtype=np.float32).reshape(4, 3, 3, 3)
-    for axis, x in placed((2, 3, 6, 6)):
+    for x in placed((2, 3, 6, 6)):
         for options in (
             {},
             {"pads": [1, 1, 1, 1]},
             {"strides": [2, 2]},
             {"auto_pad": "SAME_UPPER"},
         ):
-            yield case(
-                f"Conv-{axis}-{options}", [node("Conv", ["x", "w"], ["y"], **options)], {"x": x},
-                {"w": w},
-            )  # fmt: skip
+            yield one("Conv x w", {"x": x}, {"w": w}, **options)
             if "auto_pad" in options:
                 continue
-            yield case(
-                f"MaxPool-{axis}-{options}",
-                [node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], **options)], {"x": x},
-            )  # fmt: skip
-            yield case(
-                f"AveragePool-{axis}-{options}",
-                [node("AveragePool", ["x"], ["y"], kernel_shape=[3, 3], **options)], {"x": x},
-            )  # fmt: skip
-        yield case(
-            f"MaxPool-places-{axis}",
-            [node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2, 2])], {"x": x},
-            outputs=("y", "i"),
-        )  # fmt: skip
-        yield case(f"GlobalAveragePool-{axis}", [node("GlobalAveragePool", ["x"], ["y"])], {"x": x})
-        yield case(f"GlobalMaxPool-{axis}", [node("GlobalMaxPool", ["x"], ["y"])], {"x": x})
-        yield case(
-            f"ConvTranspose-{axis}", [node("ConvTranspose", ["x", "w"], ["y"], strides=[2, 2])],
-            {"x": x}, {"w": np.ones((3, 2, 2, 2), np.float32)},
-        )  # fmt: skip
+            yield one("MaxPool x", {"x": x}, kernel_shape=[3, 3], **options)
+            yield one("AveragePool x", {"x": x}, kernel_shape=[3, 3], **options)
+        yield one("MaxPool x", {"x": x}, outputs=("y", "i"), kernel_shape=[2, 2])
+        yield one("GlobalAveragePool x", {"x": x})
+        yield one("GlobalMaxPool x", {"x": x})
+        yield one(
+            "ConvTranspose x w", {"x": x}, {"w": np.ones((3, 2, 2, 2), np.float32)}, strides=[2, 2]
+        )
         for scales in ((1, 1, 2, 2), (1, 1, 0.5, 0.5), (2, 1, 1, 1), (1, 2, 1, 1)):
-            yield case(
-                f"Resize-{axis}-{scales}", [node("Resize", ["x", "", "s"], ["y"])], {"x": x},
-                {"s": np.array(scales, np.float32)},
-            )  # fmt: skip
+            yield one("Resize x - s", {"x": x}, {"s": np.array(scales, np.float32)})
         yield case(
-            f"Resize-sizes-{axis}",
+            f"Resize-sizes-{x.index(B)}",
             [node("Shape", ["x"], ["n"], end=2), node("Concat", ["n", "m"], ["s"], axis=0),
              node("Resize", ["x", "", "", "s"], ["y"], mode="linear")], {"x": x},
             {"m": np.array([3, 9])},
         )  # fmt: skip
-        yield case(
-            f"SpaceToDepth-{axis}", [node("SpaceToDepth", ["x"], ["y"], blocksize=2)], {"x": x}
-        )
-    for axis, x in placed((2, 4, 2, 2)):
-        yield case(
-            f"DepthToSpace-{axis}", [node("DepthToSpace", ["x"], ["y"], blocksize=2)], {"x": x}
-        )
-    yield case(
-        "Conv-weights", [node("Conv", ["w", "x"], ["y"])], {"x": (B, 3, 3, 3)},
-        {"w": np.ones((2, 3, 6, 6), np.float32)},
-    )  # fmt: skip
-    yield case(
-        "GridSample", [node("GridSample", ["x", "g"], ["y"])],
-        {"x": (B, 2, 4, 4), "g": (B, 3, 3, 2)},
-    )  # fmt: skip
+        yield one("SpaceToDepth x", {"x": x}, blocksize=2)
+    for x in placed((2, 4, 2, 2)):
+        yield one("DepthToSpace x", {"x": x}, blocksize=2)
+    yield one("Conv w x", {"x": (B, 3, 3, 3)}, {"w": np.ones((2, 3, 6, 6), np.float32)})
+    yield one("GridSample x g", {"x": (B, 2, 4, 4), "g": (B, 3, 3, 2)})
     yield case(
         "flat head",
         [node("Conv", ["x", "w"], ["c"]), node("Reshape", ["c", "s"], ["y"])],
@@ -604,17 +470,15 @@ def recurrent() -> Iterator[Case]:
             "w": np.full((1, gates * 2, 4), 0.3, np.float32),
             "r": np.full((1, gates * 2, 2), 0.2, np.float32),
         }
-        for axis, x in placed((3, 3, 4)):
-            yield case(
-                f"{kind}-{axis}", [node(kind, ["x", "w", "r"], ["y", "h"], hidden_size=2)],
-                {"x": x}, weights, outputs=("y", "h"),
-            )  # fmt: skip
-        yield case(
-            f"{kind}-states",
-            [node(kind, ["x", "w", "r", "", "n", "i"], ["y", "h"], hidden_size=2)],
-            {"x": (3, B, 4), "n": (TensorProto.INT32, (B,)), "i": (1, B, 2)}, weights,
+        for x in placed((3, 3, 4)):
+            yield one(f"{kind} x w r", {"x": x}, weights, outputs=("y", "h"), hidden_size=2)
+        yield one(
+            f"{kind} x w r - n i",
+            {"x": (3, B, 4), "n": (TensorProto.INT32, (B,)), "i": (1, B, 2)},
+            weights,
             outputs=("y", "h"),
-        )  # fmt: skip
+            hidden_size=2,
+        )
 
 
 def attention() -> Iterator[Case]:
@@ -631,30 +495,28 @@ def attention() -> Iterator[Case]:
             f"Attention-{mask}",
             [node("Attention", names + (["m"] if mask else []), ["y"])], inputs, weights, opset=23,
         )  # fmt: skip
-    yield case(
-        "Attention-heads", [node("Attention", ["q", "k", "v"], ["y"])],
-        dict.fromkeys("qkv", (1, B, 3, 4)), opset=23,
-    )  # fmt: skip
-    yield case(
-        "Attention-rows", [node("Attention", ["q", "k", "v"], ["y"])],
-        dict.fromkeys("qkv", (1, 2, B, 4)), opset=23,
-    )  # fmt: skip
-    yield case(
-        "MultiHeadAttention",
-        [node("MultiHeadAttention", ["q", "k", "v"], ["y"], domain="com.microsoft", num_heads=2)],
+    yield one("Attention q k v", dict.fromkeys("qkv", (1, B, 3, 4)), opset=23)
+    yield one("Attention q k v", dict.fromkeys("qkv", (1, 2, B, 4)), opset=23)
+    yield one(
+        "MultiHeadAttention q k v",
         dict.fromkeys("qkv", (B, 3, 4)),
-    )  # fmt: skip
-    yield case(
-        "fused Attention",
-        [node("Attention", ["x", "w", "b"], ["y"], domain="com.microsoft", num_heads=2)],
-        {"x": (B, 3, 4)}, {"w": np.ones((4, 12), np.float32), "b": np.ones(12, np.float32)},
-    )  # fmt: skip
+        domain="com.microsoft",
+        num_heads=2,
+    )
+    yield one(
+        "Attention x w b",
+        {"x": (B, 3, 4)},
+        {"w": np.ones((4, 12), np.float32), "b": np.ones(12, np.float32)},
+        domain="com.microsoft",
+        num_heads=2,
+    )
     for rows in ((B, 3, 4), (3, 4)):
-        yield case(
-            f"SkipLayerNormalization-{rows}",
-            [node("SkipLayerNormalization", ["x", "s", "g"], ["y"], domain="com.microsoft")],
-            {"x": (B, 3, 4), "s": rows}, {"g": np.ones(4, np.float32)},
-        )  # fmt: skip
+        yield one(
+            "SkipLayerNormalization x s g",
+            {"x": (B, 3, 4), "s": rows},
+            {"g": np.ones(4, np.float32)},
+            domain="com.microsoft",
+        )
     # Written out over [samples, features], where samples attend to each other.
     yield case(
         "self attention over rows",
@@ -669,6 +531,14 @@ def _graph(name: str, nodes: Any, inputs: Sequence[str], outputs: Sequence[str])
     for value in values[0]:
         value.type.tensor_type.elem_type = F
     return helper.make_graph(nodes, name, values[0], values[1])
+
+
+def _loop(nodes: Any, makes: Sequence[str]) -> Any:
+    """Return a body that has s, and whether to go on as c and then as d."""
+    value = helper.make_tensor_value_info
+    given = [value("i", I64, []), value("c", BOOL, []), *_graph("", [], ["s"], []).input]
+    made = [value("d", BOOL, []), *_graph("", [], makes, []).input]
+    return helper.make_graph(nodes, "body", given, made)
 
 
 def control() -> Iterator[Case]:
@@ -698,35 +568,22 @@ def control() -> Iterator[Case]:
         "mix": [node("ReduceSum", ["s", "zero1"], ["q"]), node("Add", ["s", "q"], ["o"])],
         "late": [node("Transpose", ["s"], ["o"], perm=[1, 0])],
     }.items():
-        body = helper.make_graph(
-            [*steps, node("Identity", ["c"], ["d"]), node("Identity", ["o"], ["r"])], "body",
-            [helper.make_tensor_value_info("i", I64, []),
-             helper.make_tensor_value_info("c", BOOL, []), *_graph("", [], ["s"], []).input],
-            [helper.make_tensor_value_info("d", BOOL, []),
-             *_graph("", [], ["o", "r"], []).input],
-        )  # fmt: skip
-        yield case(
-            f"Loop-{name}",
-            [node("Loop", ["three", "true", "x"], ["f", "y"], body=body)],
-            {"x": (B, 3) if name != "late" else (*(B, B)[:1], 3)}, base, outputs=("f", "y"),
-        )  # fmt: skip
-    until = helper.make_graph(
+        going = [node("Identity", ["c"], ["d"]), node("Identity", ["o"], ["r"])]
+        body = _loop([*steps, *going], ["o", "r"])
+        yield one(
+            "Loop three true x",
+            {"x": (B, 3) if name != "late" else (*(B, B)[:1], 3)},
+            base,
+            outputs=("f", "y"),
+            body=body,
+        )
+    until = _loop(
         [node("Add", ["s", "s"], ["o"]), node("ReduceMax", ["o"], ["q"], keepdims=0),
-         node("Less", ["q", "five"], ["d"])], "body",
-        [helper.make_tensor_value_info("i", I64, []),
-         helper.make_tensor_value_info("c", BOOL, []), *_graph("", [], ["s"], []).input],
-        [helper.make_tensor_value_info("d", BOOL, []), *_graph("", [], ["o"], []).input],
+         node("Less", ["q", "five"], ["d"])], ["o"],
     )  # fmt: skip
-    yield case(
-        "Loop-until", [node("Loop", ["three", "true", "x"], ["y"], body=until)], {"x": (B, 3)}, base
-    )
+    yield one("Loop three true x", {"x": (B, 3)}, base, body=until)
     trips = [node("Shape", ["x"], ["n"], end=1), node("Squeeze", ["n"], ["n0"])]
-    forward = helper.make_graph(
-        [node("Add", ["s", "x"], ["o"]), node("Identity", ["c"], ["d"])], "body",
-        [helper.make_tensor_value_info("i", I64, []),
-         helper.make_tensor_value_info("c", BOOL, []), *_graph("", [], ["s"], []).input],
-        [helper.make_tensor_value_info("d", BOOL, []), *_graph("", [], ["o"], []).input],
-    )  # fmt: skip
+    forward = _loop([node("Add", ["s", "x"], ["o"]), node("Identity", ["c"], ["d"])], ["o"])
     yield case(
         "Loop-over-batch", [*trips, node("Loop", ["n0", "true", "x"], ["y"], body=forward)],
         {"x": (B, 3)}, base,
@@ -735,14 +592,17 @@ def control() -> Iterator[Case]:
         "step", [node("Add", ["s", "v"], ["o"]), node("Identity", ["o"], ["r"])], ["s", "v"],
         ["o", "r"],
     )  # fmt: skip
-    for axis, x in placed((3, 3)):
+    for x in placed((3, 3)):
         for at in (0, 1):
-            yield case(
-                f"Scan-{axis}-{at}",
-                [node("Scan", ["z", "x"], ["f", "y"], body=step, num_scan_inputs=1,
-                      scan_input_axes=[at], scan_output_axes=[at])],
-                {"x": x, "z": (B,)}, outputs=("f", "y"),
-            )  # fmt: skip
+            yield one(
+                "Scan z x",
+                {"x": x, "z": (B,)},
+                outputs=("f", "y"),
+                body=step,
+                num_scan_inputs=1,
+                scan_input_axes=[at],
+                scan_output_axes=[at],
+            )
     for name, inner in {
         "rows": [node("Relu", ["a"], ["r"])],
         "mix": [node("Softmax", ["a"], ["r"], axis=0)],
@@ -792,9 +652,9 @@ def calls() -> Iterator[Case]:
             [helper.make_opsetid("", version)],
             ["at"],
         )
-        for axis, x in placed((2, 3, 4)):
+        for x in placed((2, 3, 4)):
             yield case(
-                f"call-{version}-{at}-{axis}",
+                f"call-{version}-{at}-{x.index(B)}",
                 [node("Own", ["c", "x"], ["y"], domain="local", at=at)],
                 {"x": x},
                 {"c": np.array(True)},
@@ -804,26 +664,19 @@ def calls() -> Iterator[Case]:
 
 def tables() -> Iterator[Case]:
     """Operators of ai.onnx.ml on rows of a table."""
-    for axis, x in placed((3, 3)):
-        yield case(
-            f"Scaler-{axis}",
-            [node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[0.0, 1.0, 2.0],
-                  scale=[1.0, 2.0, 3.0])], {"x": x},
-        )  # fmt: skip
-        yield case(
-            f"Normalizer-{axis}",
-            [node("Normalizer", ["x"], ["y"], domain="ai.onnx.ml", norm="L2")], {"x": x},
-        )  # fmt: skip
-        yield case(
-            f"LinearRegressor-{axis}",
-            [node("LinearRegressor", ["x"], ["y"], domain="ai.onnx.ml",
-                  coefficients=[1.0, 2.0, 3.0], intercepts=[1.0])], {"x": x},
-        )  # fmt: skip
-        yield case(
-            f"ArrayFeatureExtractor-{axis}",
-            [node("ArrayFeatureExtractor", ["x", "i"], ["y"], domain="ai.onnx.ml")], {"x": x},
-            {"i": np.array([0, 2])},
-        )  # fmt: skip
+    for x in placed((3, 3)):
+        yield one(
+            "Scaler x", {"x": x}, domain="ai.onnx.ml", offset=[0.0, 1.0, 2.0], scale=[1.0, 2.0, 3.0]
+        )
+        yield one("Normalizer x", {"x": x}, domain="ai.onnx.ml", norm="L2")
+        yield one(
+            "LinearRegressor x",
+            {"x": x},
+            domain="ai.onnx.ml",
+            coefficients=[1.0, 2.0, 3.0],
+            intercepts=[1.0],
+        )
+        yield one("ArrayFeatureExtractor x i", {"x": x}, {"i": [0, 2]}, domain="ai.onnx.ml")
 
 
 def blocks() -> Iterator[Case]:

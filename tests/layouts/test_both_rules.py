@@ -13,7 +13,7 @@ from onnx import ModelProto, NodeProto, numpy_helper
 from engine.formats.onnx.graphs import SMALL
 from engine.layouts.batch import prove
 from engine.layouts.facts import Array, Shape
-from engine.layouts.rules import Op, ShardingChoice, rule_of
+from engine.layouts.rules import Op, Way, rule_of
 from engine.layouts.states import PARTIAL, WHOLE, State, shard
 from engine.types import DType
 
@@ -65,7 +65,7 @@ class Sized:
         return False
 
 
-def ways(sized: Sized) -> list[ShardingChoice]:
+def ways(sized: Sized) -> list[Way]:
     """Return how the slicer divides a node between two ranks without an exchange."""
     node = sized.node
     rule = rule_of(node.op_type, node.domain)
@@ -146,7 +146,7 @@ def test_what_both_divide_they_divide_alike_and_only_named_operators_differ(fami
     assert not differing
 
 
-def _results(sized: Sized, way: ShardingChoice, outputs: set[str]) -> tuple[State, ...]:
+def _results(sized: Sized, way: Way, outputs: set[str]) -> tuple[State, ...]:
     pairs = zip(sized.node.output, way.outputs)
     return tuple(state for name, state in pairs if name in outputs)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from engine import sharding
 from engine.sharding import Layout
@@ -106,3 +107,26 @@ def assert_equal(got: Mapping[str, Array], expected: Mapping[str, Array]) -> Non
     for name, array in expected.items():
         assert (got[name].dtype, got[name].shape) == (array.dtype, array.shape), name
         assert got[name].tobytes() == array.tobytes(), name
+
+
+def messages(fields: Mapping[str, list[tuple[str, int, str]]]) -> dict[str, Any]:
+    """Messages as Google's protobuf makes them. fields: name, number, type; "*" for repeated."""
+    pytest.importorskip("google.protobuf")
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    numbers = {"uint32": 13, "int32": 5, "int64": 3, "string": 9, "bytes": 12}
+    file = descriptor_pb2.FileDescriptorProto(name="own.proto", package="t", syntax="proto2")
+    for name, own in fields.items():
+        message = file.message_type.add(name=name)
+        for field, number, kind in own:
+            plain = kind.removesuffix("*")
+            added = message.field.add(name=field, number=number, type=numbers.get(plain, 11))
+            added.label = 3 if kind.endswith("*") else 1
+            if plain not in numbers:
+                added.type_name = f".t.{plain}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"t.{name}"))
+        for name in fields
+    }

@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from sliced_jobs import messages
 
 from engine import sharding
 from engine.errors import ModelError
@@ -34,22 +35,13 @@ VALUES: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def message() -> Any:
     """checkpoint.proto's Checkpoint, as Google's protobuf makes it."""
-    pytest.importorskip("google.protobuf")
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    file = descriptor_pb2.FileDescriptorProto(name="checkpoint.proto", package="c", syntax="proto2")
-    tensor = file.message_type.add(name="TensorProto")
-    tensor.field.add(name="dims", number=1, label=3, type=3)
-    tensor.field.add(name="tensor_type", number=2, label=2, type=9)
-    tensor.field.add(name="tensor_content", number=3, label=2, type=12)
-    value = file.message_type.add(name="Value")
-    value.field.add(name="tag", number=1, label=2, type=9)
-    value.field.add(name="tensor", number=2, label=1, type=11, type_name=".c.TensorProto")
-    whole = file.message_type.add(name="Checkpoint")
-    whole.field.add(name="value", number=1, label=3, type=11, type_name=".c.Value")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("c.Checkpoint"))
+    return messages({
+        "TensorProto": [
+            ("dims", 1, "int64*"), ("tensor_type", 2, "string"), ("tensor_content", 3, "bytes"),
+        ],
+        "Value": [("tag", 1, "string"), ("tensor", 2, "TensorProto")],
+        "Checkpoint": [("value", 1, "Value*")],
+    })["Checkpoint"]  # fmt: skip
 
 
 def assert_same(got: dict[str, Any], expected: dict[str, Any] = VALUES) -> None:

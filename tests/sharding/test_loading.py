@@ -73,6 +73,13 @@ def weights_of(model: onnx.ModelProto) -> dict[str, Array]:
     }
 
 
+def assert_loaded(expected: dict[str, Array], *given: Any, **more: Any) -> None:
+    """Load weights into a model that has these shapes, and compare them."""
+    model = mlp({name: array.shape for name, array in expected.items()})
+    sharding.load_distributed_checkpoint(model, *given, **more)
+    assert_equal(weights_of(model), expected)
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
     TRAINED.write(FULL, tmp_path / "trained")
@@ -99,9 +106,7 @@ def test_each_rank_gets_its_slices(files: list[Path], strategy: Path, tmp_path: 
     for rank in range(2):
         expected = job.expected(FULL, rank)
         for predict in (PREDICTS, as_file, as_lists):
-            model = mlp({name: array.shape for name, array in expected.items()})
-            sharding.load_distributed_checkpoint(model, files, predict, strategy, rank_id=rank)
-            assert_equal(weights_of(model), expected)
+            assert_loaded(expected, files, predict, strategy, rank_id=rank)
 
 
 def test_the_rank_is_that_of_the_process(
@@ -110,9 +115,7 @@ def test_the_rank_is_that_of_the_process(
     monkeypatch.setenv("ENGINE_RANK", "1")
     monkeypatch.setenv("ENGINE_WORLD_SIZE", "2")
     expected = Job(2, [PREDICTS]).expected(FULL, 1)
-    model = mlp({name: array.shape for name, array in expected.items()})
-    sharding.load_distributed_checkpoint(model, files, PREDICTS, strategy)
-    assert_equal(weights_of(model), expected)
+    assert_loaded(expected, files, PREDICTS, strategy)
 
 
 def test_a_file_is_written_anew(files: list[Path], strategy: Path, tmp_path: Path) -> None:
@@ -180,10 +183,7 @@ def test_data_parallel_and_integrated_checkpoints_are_whole(tmp_path: Path) -> N
     job = Job(2, [PREDICTS])
     for given in (paths, paths[:1]):
         for rank in range(2):
-            expected = job.expected(FULL, rank)
-            model = mlp({name: array.shape for name, array in expected.items()})
-            sharding.load_distributed_checkpoint(model, given, PREDICTS, rank_id=rank)
-            assert_equal(weights_of(model), expected)
+            assert_loaded(job.expected(FULL, rank), given, PREDICTS, rank_id=rank)
 
 
 def test_files_that_differ_are_not_taken_for_whole_ones(files: list[Path], tmp_path: Path) -> None:
@@ -207,19 +207,16 @@ def test_only_the_weights_that_the_model_takes_are_compared_and_statistics_are_r
     for rank, path in enumerate(paths):
         moments = np.full(3, rank, np.float32)
         sharding.save_checkpoint(FULL | {"moments": moments, mean: FULL["fc1.bias"] + rank}, path)
-    model = mlp(WHOLE)
     with caplog.at_level(logging.WARNING):
-        sharding.load_distributed_checkpoint(model, paths, rank_id=1)
-    assert_equal(weights_of(model), FULL)
+        assert_loaded(FULL, paths, rank_id=1)
     assert "statistics" not in caplog.text
     mapped = {mean: "fc1.bias"}
     with caplog.at_level(logging.WARNING):
-        sharding.load_distributed_checkpoint(model, paths, rank_id=1, name_map=mapped)
+        assert_loaded(FULL, paths, rank_id=1, name_map=mapped)
     assert "1 statistics that each rank has of its own batches are taken from rank 0" in caplog.text
-    assert_equal(weights_of(model), FULL)
     sharding.save_checkpoint({"fc1.weight": FULL["fc1.weight"]}, paths[1])
     with pytest.raises(ModelError, match=r"'fc1.bias' of rank 1 is missing, and is in rank 0's"):
-        sharding.load_distributed_checkpoint(model, paths)
+        sharding.load_distributed_checkpoint(mlp(WHOLE), paths)
 
 
 def test_each_rank_compares_its_own_file_and_rank_0_all_of_them(tmp_path: Path) -> None:
@@ -227,12 +224,10 @@ def test_each_rank_compares_its_own_file_and_rank_0_all_of_them(tmp_path: Path) 
     for path in paths:
         sharding.save_checkpoint(FULL, path)
     sharding.save_checkpoint(FULL | {"fc1.bias": FULL["fc1.bias"] + 1}, paths[1])
-    model = mlp(WHOLE)
-    sharding.load_distributed_checkpoint(model, paths, rank_id=2)
-    assert_equal(weights_of(model), FULL)
+    assert_loaded(FULL, paths, rank_id=2)
     for rank in range(2):
         with pytest.raises(ModelError, match=r"'fc1\.bias' of rank 1 differs from rank 0's"):
-            sharding.load_distributed_checkpoint(model, paths, rank_id=rank)
+            sharding.load_distributed_checkpoint(mlp(WHOLE), paths, rank_id=rank)
 
 
 def test_a_stage_opens_only_the_files_of_its_stage(tmp_path: Path) -> None:
@@ -270,11 +265,8 @@ def test_types_and_prefixes_are_fitted_unless_loading_is_strict(tmp_path: Path) 
     )
     with pytest.raises(InputError, match="with strict_load types must be equal"):
         sharding.load_distributed_checkpoint(mlp(WHOLE), [path], strict_load=True)
-    sharding.load_distributed_checkpoint(model := mlp(WHOLE), [path])
-    expected = {
-        name: array.astype(ml_dtypes.bfloat16).astype(np.float32) for name, array in FULL.items()
-    }
-    assert_equal(weights_of(model), expected)
+    short = {name: array.astype(ml_dtypes.bfloat16) for name, array in FULL.items()}
+    assert_loaded({name: array.astype(np.float32) for name, array in short.items()}, [path])
 
 
 def test_names_can_be_mapped(tmp_path: Path) -> None:

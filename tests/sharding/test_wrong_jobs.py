@@ -54,32 +54,32 @@ def test_a_rank_that_is_not_in_the_map_is_named(trained: Path, strategy: Path) -
     assert not (trained / "w.ckpt").exists()
 
 
-def test_a_file_of_another_shape_is_named(trained: Path, strategy: Path) -> None:
-    odd = trained / "rank_3" / "net.ckpt"
-    sharding.save_checkpoint({"w": np.zeros((4, 4), np.float32)}, odd)
+UNFIT = (
+    "parameter 'w': expected float32[2, 4], as {zero} and {strategy} have it, got %s; it is "
+    "another rank's or another model's file"
+)
+NONE = (
+    "has no parameter 'w', of which rank 0 needs the part of rank 1; {strategy} says that it is "
+    "there: is this the file of that job?"
+)
+
+
+@pytest.mark.parametrize(
+    ("rank", "values", "says"),
+    [
+        pytest.param(3, {"w": np.float32([[0] * 4] * 4)}, UNFIT % "float32[4, 4]", id="a shape"),
+        pytest.param(1, {"w": np.float16([[0] * 4] * 2)}, UNFIT % "float16[2, 4]", id="a type"),
+        pytest.param(1, {"v": np.float32([[0] * 4] * 2)}, NONE, id="no such parameter"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_named(
+    rank: int, values: dict[str, np.ndarray], says: str, trained: Path, strategy: Path
+) -> None:
+    odd, zero = (trained / f"rank_{number}" / "net.ckpt" for number in (rank, 0))
+    sharding.save_checkpoint(values, odd)
     with pytest.raises(ModelError) as raised:
         transform(trained, strategy)
-    assert str(raised.value) == (
-        f"{odd}: parameter 'w': expected float32[2, 4], as {trained / 'rank_0' / 'net.ckpt'} and "
-        f"{strategy} have it, got float32[4, 4]; it is another rank's or another model's file"
-    )
-
-
-def test_a_file_of_another_type_is_named(trained: Path, strategy: Path) -> None:
-    odd = trained / "rank_1" / "net.ckpt"
-    sharding.save_checkpoint({"w": np.zeros((2, 4), np.float16)}, odd)
-    with pytest.raises(ModelError, match=r"expected float32\[2, 4\], .* got float16\[2, 4\]"):
-        transform(trained, strategy)
-
-
-def test_a_file_without_the_parameter_is_named(trained: Path, strategy: Path) -> None:
-    odd = trained / "rank_1" / "net.ckpt"
-    sharding.save_checkpoint({"v": np.zeros((2, 4), np.float32)}, odd)
-    with pytest.raises(ModelError) as raised:
-        transform(trained, strategy)
-    assert str(raised.value).startswith(
-        f"{odd}: has no parameter 'w', of which rank 0 needs the part of rank 1; {strategy} says"
-    )
+    assert str(raised.value) == f"{odd}: {says.format(zero=zero, strategy=strategy)}"
 
 
 def test_a_parameter_that_the_strategy_does_not_know_and_that_differs_is_refused(
@@ -148,32 +148,40 @@ def test_statistics_of_each_rank_s_own_batches_are_rank_0_s_with_a_warning(
     assert "bn.moving_mean" in caplog.text
 
 
-def test_a_strategy_of_fewer_devices_is_refused(trained: Path, tmp_path: Path) -> None:
-    two = Job(2, [{"w": Layout((2,), (0, -1))}]).write_strategy(tmp_path / "two.ckpt")
-    with pytest.raises(ModelError, match=r"has a checkpoint of rank 3 .* is for 2 devices \(1 st"):
-        transform(trained, two)
+def of_rows(ranks: int) -> Strategy:
+    return Strategy({"n": NodeStrategy(((ranks, 1),))}, {"w": Layout((ranks,), (0, -1))})
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (of_rows(2), r"has a checkpoint of rank 3 .* is for 2 devices \(1 st"),
+        (of_rows(8), "the checkpoint of rank 4 is missing"),
+        (
+            Strategy({}, {"a": Layout((4,), (0,)), "b": Layout((2,), (0,))}),
+            "'b' is laid out over 2 devices and 'a' over 4; expected",
+        ),
+        (
+            Strategy({}, {"0-a": Layout((4,), (0,)), "2-b": Layout((4,), (0,))}),
+            "stages up to 2, but no parameter of stage 1; merge",
+        ),
+        (Strategy({"n": NodeStrategy(((1,),))}), "has no layout of any parameter"),
+    ],
+    ids=["fewer devices", "more devices", "two numbers of them", "a missing stage", "no layouts"],
+)
+def test_a_strategy_of_another_job_is_refused(
+    source: Strategy, says: str, trained: Path, tmp_path: Path
+) -> None:
+    source.save(tmp_path / "s.ckpt")
+    with pytest.raises(ModelError, match=says):
+        transform(trained, tmp_path / "s.ckpt")
+
+
+def test_more_files_than_a_strategy_has_devices_are_refused(trained: Path, tmp_path: Path) -> None:
+    of_rows(2).save(tmp_path / "two.ckpt")
     files = {rank: trained / f"rank_{rank}" / "net.ckpt" for rank in range(4)}
     with pytest.raises(ModelError, match="has a checkpoint of rank 3"):
-        sharding.transform_checkpoint_by_rank(0, files, tmp_path / "w.ckpt", two)
-
-
-def test_a_strategy_of_more_devices_is_refused(trained: Path, tmp_path: Path) -> None:
-    eight = Job(8, [{"w": Layout((8,), (0, -1))}]).write_strategy(tmp_path / "eight.ckpt")
-    with pytest.raises(ModelError, match="the checkpoint of rank 4 is missing"):
-        transform(trained, eight)
-
-
-def test_one_strategy_has_one_number_of_devices(trained: Path, tmp_path: Path) -> None:
-    mixed = {"a": Layout((4,), (0,)), "b": Layout((2,), (0,))}
-    Strategy({}, mixed).save(tmp_path / "mixed.json")
-    with pytest.raises(ModelError, match="'b' is laid out over 2 devices and 'a' over 4; expected"):
-        transform(trained, tmp_path / "mixed.json")
-
-
-def test_all_stages_must_be_there(trained: Path, tmp_path: Path) -> None:
-    Strategy({}, {"0-a": Layout((4,), (0,)), "2-b": Layout((4,), (0,))}).save(tmp_path / "s.json")
-    with pytest.raises(ModelError, match="stages up to 2, but no parameter of stage 1; merge"):
-        transform(trained, tmp_path / "s.json")
+        sharding.transform_checkpoint_by_rank(0, files, tmp_path / "w.ckpt", tmp_path / "two.ckpt")
 
 
 @pytest.mark.parametrize(
@@ -201,12 +209,6 @@ def test_strategies_of_different_models_are_refused(
     Strategy({}, {"other": Layout((2,), (0, -1))}).save(tmp_path / "other.json")
     with pytest.raises(ModelError, match=r"are both strategies, .* of one model"):
         transform(trained, strategy, tmp_path / "other.json")
-
-
-def test_a_strategy_without_layouts_is_refused(trained: Path, tmp_path: Path) -> None:
-    Strategy({"n": NodeStrategy(((1,),))}).save(tmp_path / "nodes.ckpt")
-    with pytest.raises(ModelError, match="has no layout of any parameter"):
-        transform(trained, tmp_path / "nodes.ckpt")
 
 
 def test_a_damaged_checkpoint_is_named(trained: Path, strategy: Path) -> None:

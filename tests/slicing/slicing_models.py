@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from engine.context import Context
+from engine.sharding.slicing.emulate import run_ranks
+from engine.sharding.slicing.report import Report
 
 Array = np.ndarray[Any, Any]
 
@@ -79,6 +84,22 @@ class Builder:
         model = helper.make_model(graph, opset_imports=opsets, ir_version=9, functions=functions)
         onnx.save(model, path)
         return path
+
+
+def floats(*shape: int) -> Array:
+    return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+
+
+def assert_ranks_give(
+    path: Path, report: Report, inputs: Mapping[str, Array], context: Context
+) -> None:
+    """Compare the results of all ranks with those of onnx's reference for the model."""
+    names = [value.name for value in onnx.load(path, load_external_data=False).graph.output]
+    expected = dict(zip(names, ReferenceEvaluator(str(path)).run(None, dict(inputs)), strict=True))
+    for results in run_ranks([Path(file) for file in report.files], inputs, context):
+        for name, value in expected.items():
+            assert results[name].shape == value.shape
+            np.testing.assert_allclose(results[name], value, rtol=1e-4, atol=1e-4)
 
 
 def mlp(folder: Path, inside: int = 8, hidden: int = 16) -> Path:

@@ -16,7 +16,7 @@ import pytest
 import slicing_models as models
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from slicing_models import Builder
+from slicing_models import Builder, assert_ranks_give, floats
 
 from engine.context import Context
 from engine.errors import ModelError
@@ -47,14 +47,7 @@ def same_on_all_ranks(
     shapes = {name: value.shape for name, value in inputs.items()}
     path = g.save(folder / "model.onnx", shapes, outputs, dtypes)
     report = slice_model(path, folder / "out", check=False, **how)
-    expected = ReferenceEvaluator(str(path)).run(None, dict(inputs))
-    for result in run_ranks([Path(file) for file in report.files], inputs, context):
-        for name, value in zip(outputs, expected, strict=True):
-            np.testing.assert_allclose(result[name], value, rtol=1e-4, atol=1e-4)
-
-
-def floats(*shape: int) -> Array:
-    return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    assert_ranks_give(path, report, inputs, context)
 
 
 def test_terms_of_a_sum_of_integers_are_not_divided_one_by_one(
@@ -405,67 +398,43 @@ def test_a_slice_of_another_model_is_not_overwritten(
     slice_model(other, tmp_path / "apart", tp=second[1], replicas=True, context=null_context)
 
 
-def test_a_whole_model_of_a_ranks_name_is_not_overwritten(
-    null_context: Context, tmp_path: Path
+SAFE = r" and would be overwritten; choose another folder \(--out\), or move it away"
+FOREIGN = {
+    "mlp1.onnx": (models.column, r"mlp1\.onnx: is no slice of 'mlp'"),
+    "mlp.strategy.json": (b'{"buy": "low"}', r"mlp\.strategy\.json: is no strategy file"),
+    "mlp.annotated.onnx": (models.mlp, "annotated.onnx: is no model that slicing has annotated"),
+    "mlp1.onnx.data": (b"mine", r"mlp1\.onnx\.data: is no file of slices of 'mlp' there"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_file_that_no_slicing_wrote_is_not_overwritten_and_an_earlier_slicings_is(
+    name: str, null_context: Context, tmp_path: Path
 ) -> None:
-    path, out = models.mlp(tmp_path), tmp_path / "out"
-    out.mkdir()
-    other = models.column(tmp_path).rename(out / "mlp1.onnx")
-    before = other.read_bytes()
-    with pytest.raises(ModelError, match=r"mlp1\.onnx: is no slice of 'mlp' .*another folder"):
-        slice_model(path, out, tp=2, context=null_context)
-    assert [*out.iterdir()] == [other]
-    assert other.read_bytes() == before
-
-
-def test_a_file_that_is_no_strategy_is_not_overwritten_by_one(
-    null_context: Context, tmp_path: Path
-) -> None:
-    path, out = models.mlp(tmp_path), tmp_path / "out"
-    slice_model(path, out, tp=2, context=null_context)
-    slice_model(path, out, tp=2, context=null_context)  # an earlier slicing's makes way
-    notes = out / "mlp.strategy.json"
-    for text in ('{"buy": "low"}', "3", "no JSON"):
-        notes.write_text(text)
-        with pytest.raises(ModelError, match=r"mlp\.strategy\.json: is no strategy file"):
-            slice_model(path, out, tp=2, context=null_context)
-        assert notes.read_text() == text
-
-
-def test_a_data_file_that_slicing_did_not_write_is_not_overwritten(
-    null_context: Context, tmp_path: Path
-) -> None:
+    content, says = FOREIGN[name]
+    mine = content if isinstance(content, bytes) else content(tmp_path).read_bytes()
     path, out = models.mlp(tmp_path, 64, 128), tmp_path / "out"
     out.mkdir()
-    notes = out / "mlp1.onnx.data"
-    notes.write_text("mine")
-    says = (
-        r"mlp1\.onnx\.data: is no file of slices of 'mlp' there and would be .* \(--out\), or move"
-    )
-    with pytest.raises(ModelError, match=says):
-        slice_model(path, out, tp=2, context=null_context)
-    assert ([*out.iterdir()], notes.read_text()) == ([notes], "mine")
-    notes.unlink()
-    for tp in (2, 4, 2):  # an earlier slicing's make way
-        slice_model(path, out, tp=tp, context=null_context)
+    (out / name).write_bytes(mine)
+    with pytest.raises(ModelError, match=says + SAFE):
+        slice_model(path, out, tp=2, annotate=True, context=null_context)
+    assert [(file.name, file.read_bytes()) for file in out.iterdir()] == [(name, mine)]
+    (out / name).unlink()
+    for tp in (2, 4, 2):
+        slice_model(path, out, tp=tp, annotate=True, context=null_context)
     for rank in range(2):  # as somebody who was killed leaves them
         (out / f"mlp{rank}.onnx").unlink()
     slice_model(path, out, tp=2, context=null_context)
 
 
-def test_a_model_that_slicing_did_not_annotate_is_not_overwritten(
-    null_context: Context, tmp_path: Path
+@pytest.mark.parametrize("text", ["3", "no JSON"])
+def test_json_of_any_kind_is_told_from_a_strategy(
+    text: str, null_context: Context, tmp_path: Path
 ) -> None:
-    path, out = models.mlp(tmp_path), tmp_path / "out"
-    for _ in range(2):
-        slice_model(path, out, tp=2, annotate=True, context=null_context)
-    other = out / "mlp.annotated.onnx"
-    other.write_bytes(path.read_bytes())
-    says = r"mlp\.annotated\.onnx: is no model that slicing has annotated and would be overwritten"
-    with pytest.raises(ModelError, match=says):
-        slice_model(path, out, tp=2, annotate=True, context=null_context)
-    slice_model(path, out, tp=2, context=null_context)
-    assert other.read_bytes() == path.read_bytes()
+    (tmp_path / "mlp.strategy.json").write_text(text)
+    with pytest.raises(ModelError, match=r"mlp\.strategy\.json: is no strategy file"):
+        slice_model(models.mlp(tmp_path), tmp_path, tp=2, context=null_context)
+    assert (tmp_path / "mlp.strategy.json").read_text() == text
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")

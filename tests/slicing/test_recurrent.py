@@ -109,50 +109,6 @@ def test_a_rank_holds_half_of_the_weights_of_a_large_lstm(tmp_path: Path) -> Non
     assert not auto.collectives  # the exchange costs more than it saves
 
 
-OPERATORS = {
-    "TopK": lambda g: g.add("TopK", g.dense("x", 6, 10), g.ints(2), outputs=2, axis=1)[0],
-    "Resize to sizes": lambda g: g.add(
-        "Resize", g.add("Conv", "x", g.weight(10, 3, 1, 1)), "", "", g.ints(2, 10, 9, 9)
-    ),
-    "Resize to computed sizes": lambda g: g.add(
-        "Resize",
-        g.add("Conv", "x", g.weight(10, 3, 1, 1)),
-        "",
-        "",
-        g.add("Concat", g.ints(2, 10), g.add("Add", g.ints(4, 4), g.ints(5, 5)), axis=0),
-    ),
-    "GridSample": lambda g: g.add(
-        "GridSample", g.add("Conv", "x", g.weight(10, 3, 1, 1)), g.weight(2, 3, 3, 2)
-    ),
-    "RoiAlign": lambda g: g.add(
-        "RoiAlign",
-        g.add("Conv", "x", g.weight(10, 3, 1, 1)),
-        g.constant([[0, 0, 4, 4], [1, 1, 5, 5]], np.float32),
-        g.ints(0, 1),
-        output_height=2,
-        output_width=2,
-    ),
-}
-
-
-@pytest.mark.parametrize("tp", [2, 4])
-@pytest.mark.parametrize("name", OPERATORS)
-def test_what_leaves_an_axis_alone_keeps_it_divided(name: str, tp: int, tmp_path: Path) -> None:
-    g = Builder()
-    y = OPERATORS[name](g)
-    shape = [2, 8, 6] if name == "TopK" else [2, 3, 6, 6]
-    path = g.save(tmp_path / "model.onnx", {"x": shape}, [y])
-    kind = name.split(" ", maxsplit=1)[0]
-    [node] = [node for node in g.nodes if node.op_type == kind]
-    split = (1, 1, tp) if name == "TopK" else (1, tp, 1, 1)
-    strategy = Strategy({node.name: NodeStrategy((split,))})
-    report = slice_model(path, tmp_path / "out", tp=tp, strategy=strategy)
-    assert report.collectives == {"AllGather": 1}
-    for file in report.files:
-        kinds = [node.op_type for node in onnx.load(file).graph.node]
-        assert kinds.index("AllGather") > kinds.index(kind)
-
-
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("dtype", [TensorProto.INT8, TensorProto.UINT4])
 def test_weights_with_a_scale_for_each_block_are_divided_between_blocks(

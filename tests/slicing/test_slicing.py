@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import slicing_models as models
 from onnx import TensorProto, numpy_helper
 from processes import facts_of, started
+from slicing_models import floats
 
 import engine
 from engine.config.wording import own_text, prefixed
@@ -165,7 +165,7 @@ def test_results_may_stay_on_the_last_stage(tmp_path: Path) -> None:
     path = models.attention(tmp_path)
     shapes = {"x": [1, 6, 32]}
     slice_model(path, tmp_path / "out", pp=2, outputs="last", input_shapes=shapes)
-    x = np.random.default_rng(0).standard_normal((1, 6, 32)).astype(np.float32)
+    x = floats(1, 6, 32)
     [result] = engine.load(path)(x=x).values()
     paths = [tmp_path / "out" / f"{path.stem}{rank}.onnx" for rank in range(2)]
     first, last = run_ranks(paths, {"x": x}, Context())
@@ -190,36 +190,41 @@ def noted(self, *arguments):
 rank_segments.ExchangeContext.run = noted
 rank = this_job().rank
 model = engine.load(f"{sys.argv[1]}{rank}.onnx")
-ids = np.load(f"{sys.argv[1]}.npy")
-for number, rows in enumerate(json.loads(sys.argv[2])):
+for number, ids in enumerate(np.load(f"{sys.argv[1]}.npz").values()):
     exchanged.clear()
-    np.savez(f"{sys.argv[1]}{rank}_{number}.npz", **model(ids=ids[:rows]))
+    np.savez(f"{sys.argv[1]}{rank}_{number}.npz", **model(ids=ids))
     print(json.dumps({"exchanged": exchanged}))
 """
 
 
+def input_sizes(path: Path) -> list[str | int]:
+    [given] = onnx.load(path).graph.input
+    return [dim.dim_param or dim.dim_value for dim in given.type.tensor_type.shape.dim]
+
+
 @needs_cpu
 def test_stages_run_any_batch_in_parts_and_exchange_the_results_once(tmp_path: Path) -> None:
-    path, rows = models.decoder(tmp_path), [2, 9, 9, 9, 1]
-    slice_model(
-        path, tmp_path / "out", pp=2, input_shapes={"ids": [2, 5]}, micro_batches=True, check=False
-    )
-    ids = np.random.default_rng(0).integers(0, 40, (9, 5))
-    stem = tmp_path / "out" / "decoder"
-    np.save(f"{stem}.npy", ids)
-    with started(MICRO_BATCHES, 2, str(stem), json.dumps(rows)) as processes:
+    """The rows of a part are fixed, and the shape goes before each tensor for the rest of it."""
+    path, stem = models.decoder(tmp_path), tmp_path / "out" / "decoder"
+    slice_model(path, tmp_path / "out", pp=2, input_shapes={"ids": [2, 5]}, micro_batches=True)
+    assert input_sizes(Path(f"{stem}0.onnx")) == ["batch", "s"]
+    random = np.random.default_rng(0)
+    shapes = [(2, 5), (9, 5), (9, 5), (9, 5), (1, 5), (4, 5), (5, 9), (5, 9), (1, 3)]
+    given = [random.integers(0, 40, shape) for shape in shapes]
+    np.savez(f"{stem}.npz", *given)
+    with started(MICRO_BATCHES, 2, str(stem)) as processes:
         told = [facts_of(process) for process in processes]
     whole = engine.load(path)
     for rank, (work, moves) in enumerate(zip(told, ("Send", "Receive"), strict=True)):
-        for number, (count, one) in enumerate(zip(rows, work, strict=True)):
-            [(name, expected)] = whole(ids=ids[:count]).items()
+        for number, (ids, one) in enumerate(zip(given, work, strict=True)):
+            [(name, expected)] = whole(ids=ids).items()
             got = np.load(f"{stem}{rank}_{number}.npz")[name]
             np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
             *parts, last = one["exchanged"]
             # Nobody waits for a result before the last part is on its way.
             assert last == "Broadcast", rank
             assert {*parts} == {moves}
-            assert len(parts) % -(-count // 2) == 0
+            assert len(parts) % -(-len(ids) // 2) == 0
 
 
 @pytest.mark.parametrize(
@@ -254,50 +259,62 @@ def test_what_cannot_run_in_parts_of_a_batch_is_refused(
 
 
 OPEN_SIZES = """
-import json, sys
+import sys
+from glob import glob
 import numpy as np
 import engine
 from engine.distributed.job import this_job
 
 rank = this_job().rank
-model = engine.load(f"{sys.argv[1]}{rank}.onnx")
-for number in json.loads(sys.argv[2]) * 2:  # once more with buffers that are prepared
-    given = dict(np.load(f"{sys.argv[1]}_{number}.npz"))
-    np.savez(f"{sys.argv[1]}{rank}_{number}.npz", **model(**given))
-print(json.dumps({"done": True}))
+for stem in sys.argv[1:]:
+    model = engine.load(f"{stem}{rank}.onnx")
+    for file in sorted(glob(f"{stem}_*.npz")) * 2:  # once more with buffers that are prepared
+        np.savez(file.replace(f"{stem}_", f"{stem}{rank}_"), **model(**np.load(file)))
 """
 
 
-def assert_ranks_give(path: Path, world_size: int, given: Sequence[dict[str, Any]]) -> None:
-    """Start the ranks of a sliced model, and compare what each gives with the whole model."""
-    stem = path.parent / "out" / path.stem
-    for number, inputs in enumerate(given):
-        np.savez(f"{stem}_{number}.npz", **inputs)
-    with started(OPEN_SIZES, world_size, str(stem), json.dumps([*range(len(given))])) as processes:
-        assert [facts_of(process) for process in processes] == [[{"done": True}]] * world_size
-    whole = engine.load(path)
-    for number, inputs in enumerate(given):
-        for name, expected in whole(**inputs).items():
-            for rank in range(world_size):
-                got = np.load(f"{stem}{rank}_{number}.npz")[name]
-                limit = 1e-5 * np.abs(expected).max(initial=0)
-                np.testing.assert_allclose(got, expected, rtol=0, atol=limit, err_msg=name)
+def compressed(folder: Path) -> Path:
+    """Between stages goes a tensor whose sizes change while the inputs keep theirs."""
+    g = models.Builder()
+    x = g.add("Compress", g.dense("x", 8, 8), "wanted", axis=0)
+    y = g.dense(g.add("Relu", g.dense(x, 8, 8)), 8, 8)
+    inputs = {"x": ["n", 8], "wanted": ["n"]}
+    return g.save(folder / "compressed.onnx", inputs, [y], {"wanted": TensorProto.BOOL})
+
+
+PICTURES = [(1, 3, 32, 32), (2, 3, 64, 32), (1, 3, 32, 96)]
+ANY_SIZES: list[tuple[Callable[[Path], Path], list[dict[str, Any]]]] = [
+    (models.cached, [models.cached_inputs(*sizes) for sizes in ((1, 1, 1), (2, 3, 5), (1, 4, 0))]),
+    (models.detector, [{"x": floats(*shape)} for shape in PICTURES]),
+    (
+        compressed,
+        [{"x": floats(6, 8), "wanted": np.arange(6) < count} for count in (6, 2, 3, 0)],
+    ),
+]
 
 
 @needs_cpu
-@pytest.mark.parametrize(("tp", "pp"), [(1, 2), pytest.param(2, 2, marks=pytest.mark.slow)])
-def test_a_cache_of_any_length_goes_through_stages(tp: int, pp: int, tmp_path: Path) -> None:
-    """Its shape goes before each tensor: nobody says a size, and none is fixed in the slices."""
-    path = models.cached(tmp_path)
-    report = slice_model(path, tmp_path / "out", tp=tp, pp=pp)
-    assert report.differences
-    sizes = [(1, 1, 1), (2, 3, 5), (1, 4, 0)]
-    assert_ranks_give(path, tp * pp, [models.cached_inputs(*each) for each in sizes])
-
-
-def input_sizes(path: Path) -> list[str | int]:
-    [given] = onnx.load(path).graph.input
-    return [dim.dim_param or dim.dim_value for dim in given.type.tensor_type.shape.dim]
+@pytest.mark.parametrize(
+    ("tp", "cases"), [(1, ANY_SIZES), pytest.param(2, ANY_SIZES[:1], marks=pytest.mark.slow)]
+)
+def test_tensors_of_any_size_go_from_stage_to_stage(tp: int, cases: Any, tmp_path: Path) -> None:
+    """Shapes go before the tensors: nobody says a size, and none is fixed in the slices."""
+    paths = [build(tmp_path) for build, _ in cases]
+    stems = [tmp_path / "out" / path.stem for path in paths]
+    for path, stem, (_, given) in zip(paths, stems, cases, strict=True):
+        assert slice_model(path, tmp_path / "out", tp=tp, pp=2).differences
+        for number, inputs in enumerate(given):
+            np.savez(f"{stem}_{number}.npz", **inputs)
+    with started(OPEN_SIZES, 2 * tp, *map(str, stems)) as processes:
+        assert [facts_of(process) for process in processes] == [[]] * 2 * tp
+    for path, stem, (_, given) in zip(paths, stems, cases, strict=True):
+        whole = engine.load(path)
+        for number, inputs in enumerate(given):
+            for name, expected in whole(**inputs).items():
+                for rank in range(2 * tp):
+                    got = np.load(f"{stem}{rank}_{number}.npz")[name]
+                    limit = 1e-5 * np.abs(expected).max(initial=0)
+                    np.testing.assert_allclose(got, expected, rtol=0, atol=limit, err_msg=name)
 
 
 def test_sizes_of_the_check_are_not_fixed_unless_that_is_asked_for(
@@ -311,43 +328,6 @@ def test_sizes_of_the_check_are_not_fixed_unless_that_is_asked_for(
         assert [input_sizes(out / f"mlp{rank}.onnx") for rank in range(2)] == [sizes] * 2
     with pytest.raises(ModelError, match=r"expected 8 along axis 1, which the file fixes, got 7"):
         slice_model(path, out, pp=2, input_shapes={"x": [3, 7]}, context=null)
-
-
-@needs_cpu
-def test_parts_of_a_batch_may_have_any_length(tmp_path: Path) -> None:
-    """The rows of a part are fixed, and the shape goes before each tensor for the rest of it."""
-    path, stem = models.decoder(tmp_path), tmp_path / "out" / "decoder"
-    slice_model(path, tmp_path / "out", pp=2, input_shapes={"ids": [2, 5]}, micro_batches=True)
-    assert input_sizes(Path(f"{stem}0.onnx")) == ["batch", "s"]
-    random = np.random.default_rng(0)
-    shapes = [(4, 5), (5, 9), (1, 3)]
-    assert_ranks_give(path, 2, [{"ids": random.integers(0, 40, shape)} for shape in shapes])
-
-
-@needs_cpu
-def test_pictures_of_any_size_go_through_stages(tmp_path: Path) -> None:
-    path = models.detector(tmp_path)
-    slice_model(path, tmp_path / "out", pp=2)
-    random = np.random.default_rng(0)
-    shapes = [(1, 3, 32, 32), (2, 3, 64, 32), (1, 3, 32, 96)]
-    given = [{"x": random.standard_normal(shape).astype(np.float32)} for shape in shapes]
-    assert_ranks_give(path, 2, given)
-
-
-@needs_cpu
-def test_a_tensor_whose_shape_depends_on_the_data_goes_from_stage_to_stage(tmp_path: Path) -> None:
-    """Its sizes change while the inputs keep theirs."""
-    g = models.Builder()
-    x = g.add("Compress", g.dense("x", 8, 8), "wanted", axis=0)
-    y = g.dense(g.add("Relu", g.dense(x, 8, 8)), 8, 8)
-    path = g.save(
-        tmp_path / "m.onnx", {"x": ["n", 8], "wanted": ["n"]}, [y], {"wanted": TensorProto.BOOL}
-    )
-    slice_model(path, tmp_path / "out", pp=2)
-    random = np.random.default_rng(0)
-    x = random.standard_normal((6, 8)).astype(np.float32)
-    wanted = [np.arange(6) < count for count in (6, 2, 3, 0)]
-    assert_ranks_give(path, 2, [{"x": x, "wanted": each} for each in wanted])
 
 
 @needs_cpu

@@ -10,15 +10,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from onnx.reference import ReferenceEvaluator
-from slicing_models import Builder
+from slicing_models import Builder, assert_ranks_give, floats
 
 from engine import sharding
 from engine.context import Context
 from engine.layouts.own_attributes import of_rank, set_for_ranks
 from engine.layouts.states import division, joined, lengths, part, shard
 from engine.sharding import NodeStrategy, Strategy, slice_model
-from engine.sharding.slicing.emulate import run_ranks
 
 Array = np.ndarray[Any, Any]
 
@@ -71,20 +69,6 @@ def test_attributes_may_differ_from_rank_to_rank() -> None:
 
 
 # ------------------------------------------------------------------------------------ patterns
-
-
-def whole_results(path: Path, inputs: dict[str, Array], files: list[Path], null: Context) -> None:
-    """Compare all ranks' results with those of onnx's reference for the original."""
-    names = [value.name for value in onnx.load(path, load_external_data=False).graph.output]
-    expected = dict(zip(names, ReferenceEvaluator(str(path)).run(None, inputs), strict=True))
-    for results in run_ranks(files, inputs, null):
-        for name, value in expected.items():
-            assert results[name].shape == value.shape
-            np.testing.assert_allclose(results[name], value, rtol=1e-4, atol=1e-4)
-
-
-def floats(*shape: int) -> Array:
-    return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
 
 
 def vocabulary(g: Builder) -> tuple[str, dict[str, Array]]:
@@ -191,7 +175,7 @@ def test_patterns_of_odd_sizes_give_the_models_numbers(
     y, inputs = pattern(g)
     path = saved(g, tmp_path, y, inputs)
     report = slice_model(path, tmp_path / "out", tp=tp, context=null_context)
-    whole_results(path, inputs, [Path(file) for file in report.files], null_context)
+    assert_ranks_give(path, report, inputs, null_context)
     most = max(matrices(Path(file)) for file in report.files)
     assert most <= {2: 0.65, 3: 0.55, 4: 0.5}[tp] * matrices(path)
 
@@ -254,7 +238,7 @@ def test_random_models_of_odd_sizes_give_the_models_numbers(
     report = slice_model(
         path, tmp_path / "out", tp=tp, replicas=True, check=False, context=null_context
     )
-    whole_results(path, inputs, [Path(file) for file in report.files], null_context)
+    assert_ranks_give(path, report, inputs, null_context)
 
 
 # ------------------------------------------------------------------------------ layouts of sets
@@ -330,12 +314,10 @@ def test_stages_exchange_uneven_parts(pp: int, null_context: Context, tmp_path: 
     report = slice_model(
         path, tmp_path / "out", tp=2, pp=pp, strategy=Strategy(splits), context=null_context
     )
-    inputs = {"x": floats(4, 13)}
-    files = [Path(file) for file in report.files]
-    whole_results(path, inputs, files, null_context)
+    assert_ranks_give(path, report, {"x": floats(4, 13)}, null_context)
     received = {
         tuple(helper.get_attribute_value(attribute))
-        for file in files
+        for file in report.files
         for node in onnx.load(file).graph.node
         if node.op_type == "Receive"
         for attribute in node.attribute

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from onnx import AttributeProto, GraphProto, NodeProto, helper
 
 from engine.layouts.batch.sizes import Dim, Symbols
 from engine.layouts.batch.values import Kind, Mixes, Value, ints, is_dim
 
+T = TypeVar("T")
 Run: TypeAlias = Callable[[GraphProto, Sequence[Value]], list[Value]]
 """run(body, inputs): what a body of a node makes of these inputs."""
 
@@ -137,6 +138,25 @@ def require(condition: bool, reason: str) -> None:
     """Raise Mixes where a condition does not hold."""
     if not condition:
         raise Mixes(reason)
+
+
+def require_known(value: T | None, reason: str) -> T:
+    """Return a value. Raises Mixes where it is not known."""
+    if value is None:
+        raise Mixes(reason)
+    return value
+
+
+def require_beside(values: Sequence[Value]) -> bool:
+    """Return whether all values are divided along axis 0. Raises Mixes where only some are."""
+    if not any(value.is_divided for value in values):
+        return False
+    require(
+        all(value.is_divided and value.axis == 0 for value in values)
+        and len({value.size for value in values}) == 1,
+        "not all its inputs are divided along their first axis",
+    )
+    return True
 
 
 def only_data(values: Sequence[Value]) -> None:

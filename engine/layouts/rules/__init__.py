@@ -1,6 +1,20 @@
-"""The rule of each operator, a file a family; one without a rule runs whole on each rank."""
+"""The slicer's rule of each operator, a file a family; one without a rule runs whole on each rank.
+
+A new rule is a function in its family's file, an entry in `RULES` and a row in
+tests/slicing/test_operators.py. Look also at these tables of operators:
+
+LOOKUPS, below                           inputs of indices or lengths: the check draws fitting ones
+engine/sharding/slicing/check_inputs.py  _MOVES and _ARITHMETIC, to which any integers may be given
+engine/sharding/slicing/shapes.py        operators that make sizes equal, beyond onnx's inference
+engine/sharding/slicing/costs.py         PRODUCTS, whose work is more than the bytes they read
+engine/layouts/batch/rules               the proof for batches; tests/layouts compares it with these
+engine/sharding/split_axes.py            infer_predict_layout, which slices nothing
+docs/coverage.md                         operators that run whole on each rank
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from engine.layouts.rules import (
     attention,
@@ -13,9 +27,9 @@ from engine.layouts.rules import (
     reduction,
     shape_ops,
 )
-from engine.layouts.rules.op import Op, Rule, ShardingChoice
+from engine.layouts.rules.op import Op, Rule, Way
 
-__all__ = ["RULES", "Op", "Rule", "ShardingChoice", "rule_of"]
+__all__ = ["LOOKUPS", "RULES", "Lookup", "Op", "Rule", "Way", "rule_of"]
 
 _ONNX: dict[str, Rule] = {
     **dict.fromkeys(elementwise.NAMES, elementwise.elementwise),
@@ -25,12 +39,13 @@ _ONNX: dict[str, Rule] = {
     "MatMul": matmul.matmul,
     "Gemm": matmul.gemm,
     "MatMulInteger": matmul.matmul_integer,
+    "QLinearMatMul": matmul.qlinear_matmul,
     "Einsum": matmul.einsum,
     "LayerNormalization": normalisation.layer_norm,
     "RMSNormalization": normalisation.layer_norm,
     "SimplifiedLayerNormalization": normalisation.layer_norm,
     **dict.fromkeys(
-        ("Softmax", "LogSoftmax", "Hardmax", "CumSum", "ArgMax", "ArgMin", "TopK"),
+        ("Softmax", "LogSoftmax", "Hardmax", "CumSum", "CumProd", "ArgMax", "ArgMin", "TopK"),
         normalisation.along_axis,
     ),
     "LpNormalization": normalisation.along_axis,
@@ -39,6 +54,8 @@ _ONNX: dict[str, Rule] = {
     "GroupNormalization": normalisation.group_norm,
     "LRN": normalisation.samples,
     "Conv": convolution.conv,
+    "ConvInteger": convolution.conv_integer,
+    "QLinearConv": convolution.qlinear_conv,
     "ConvTranspose": convolution.conv_transpose,
     **dict.fromkeys(
         ("MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"),
@@ -58,6 +75,7 @@ _ONNX: dict[str, Rule] = {
     "SpaceToDepth": normalisation.samples,
     "MeanVarianceNormalization": normalisation.mean_variance,
     "Gather": gather.gather,
+    "OneHot": gather.one_hot,
     "GatherElements": gather.gather_elements,
     "Transpose": shape_ops.transpose,
     "Reshape": shape_ops.reshape,
@@ -72,7 +90,8 @@ _ONNX: dict[str, Rule] = {
     "Pad": shape_ops.pad,
     "Shape": shape_ops.shape_of,
     "ConstantOfShape": shape_ops.constant_of_shape,
-    "Trilu": shape_ops.trilu,
+    **dict.fromkeys(("Trilu", "Det"), shape_ops.matrices),
+    "ReverseSequence": shape_ops.reverse_sequence,
     "Attention": attention.attention,
     "RotaryEmbedding": attention.rotary,
 }  # fmt: skip
@@ -91,6 +110,31 @@ _MICROSOFT: dict[str, Rule] = {
 
 RULES: dict[str, dict[str, Rule]] = {"": _ONNX, "ai.onnx": _ONNX, "com.microsoft": _MICROSOFT}
 """By domain and operator."""
+
+
+class Lookup(NamedTuple):
+    """An input of places along an axis of another input: indices, or lengths if `first` is 1.
+
+    table: the other input. attribute: names the axis; without it, it is `axis`.
+    """
+
+    table: int
+    attribute: str = ""
+    axis: int = 0
+    first: int = 0
+
+
+_LENGTHS_IN_TIME = Lookup(0, "layout", 0, first=1)  # layout 1 has time in axis 1
+LOOKUPS: dict[tuple[str, int], Lookup] = {
+    ("Gather", 1): Lookup(0, "axis"),
+    ("GatherElements", 1): Lookup(0, "axis"),
+    ("RoiAlign", 2): Lookup(0),
+    ("RotaryEmbedding", 3): Lookup(1),
+    ("ReverseSequence", 1): Lookup(0, "time_axis", first=1),
+    **dict.fromkeys((("LSTM", 4), ("GRU", 4), ("RNN", 4)), _LENGTHS_IN_TIME),
+    ("Attention", 6): Lookup(1, axis=-2, first=1),
+}
+"""By operator and place of the input. Other integers are masks to the check: 0 or 1."""
 
 
 def rule_of(op_type: str, domain: str) -> Rule | None:

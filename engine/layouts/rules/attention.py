@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.layouts.own_attributes import set_for_ranks
-from engine.layouts.rules.op import Change, Local, Op, ShardingChoice, divided
+from engine.layouts.rules.op import Change, Local, Op, Way, divided
 from engine.layouts.states import WHOLE, State, lengths
 from engine.types import Dim
 
@@ -28,7 +28,7 @@ def _along(op: Op, axis: int, heads: int, *sizes: Dim) -> State | None:
     return op.division(axis, *sizes, unit=min(units)) if units else None
 
 
-def attention(op: Op) -> Iterator[ShardingChoice]:
+def attention(op: Op) -> Iterator[Way]:
     """Attention of operator set 23: with heads as an axis of their own, or in the last one."""
     query, key, value, mask = (op.shape(op.input(index)) for index in (0, 1, 2, 3))
     if query is None or key is None or value is None:
@@ -63,7 +63,7 @@ def attention(op: Op) -> Iterator[ShardingChoice]:
     yield op.way(inputs, outputs, change)
 
 
-def multi_head(op: Op) -> Iterator[ShardingChoice]:
+def multi_head(op: Op) -> Iterator[Way]:
     """MultiHeadAttention of com.microsoft, with queries, keys and values of three dims."""
     shapes = [op.shape(op.input(index)) for index in range(3)]
     if any(shape is None or len(shape) != 3 for shape in shapes):
@@ -89,7 +89,7 @@ def multi_head(op: Op) -> Iterator[ShardingChoice]:
     yield op.way(inputs, {0: out, 1: cache, 2: cache, 3: cache}, change)
 
 
-def grouped_query(op: Op) -> Iterator[ShardingChoice]:
+def grouped_query(op: Op) -> Iterator[Way]:
     """GroupQueryAttention of com.microsoft, with keys and values or packed with the queries."""
     query, heads = op.shape(op.input(0)), op.attribute("num_heads", 0)
     found = _heads(op, heads, op.attribute("kv_num_heads", 0))
@@ -116,7 +116,7 @@ def grouped_query(op: Op) -> Iterator[ShardingChoice]:
     yield op.way(inputs | {3: cache, 4: cache}, {0: own, 1: cache, 2: cache}, change)
 
 
-def fused(op: Op) -> Iterator[ShardingChoice]:
+def fused(op: Op) -> Iterator[Way]:
     """Attention of com.microsoft, which has the three projections in it."""
     weights, heads = op.shape(op.input(1)), op.attribute("num_heads", 0)
     found = _heads(op, heads, heads)
@@ -160,17 +160,15 @@ def _set_heads(op: Op, groups: int, *names: str) -> Change:
     return change
 
 
-def rotary(op: Op) -> Iterator[ShardingChoice]:
+def rotary(op: Op) -> Iterator[Way]:
     """RotaryEmbedding with heads as an axis of their own; tables of sines are whole."""
     shape = op.shape(op.inputs[0])
     if shape is None or len(shape) != 4 or op.node.domain not in ("", "ai.onnx"):
         return
-    for state in op.states(op.inputs[0]):
-        if state.axis == 1:
-            yield op.way({0: state}, {0: state})
+    yield from op.alike(lambda axis: axis == 1)
 
 
-def packed_columns(op: Op) -> Iterator[ShardingChoice]:
+def packed_columns(op: Op) -> Iterator[Way]:
     """MatMulNBits of com.microsoft, by columns: its weights have them in the first axis."""
     shape, columns = op.shape(op.input(1)), op.attribute("N", 0)
     made = op.shape(op.outputs[0])

@@ -4,23 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.layouts.rules.op import Op, ShardingChoice, divided, is_shape, sized
-from engine.layouts.states import Array, lengths
+from engine.layouts.rules.op import Change, Op, Way, divided, is_shape, sized
+from engine.layouts.states import Array, State, lengths
 
 
-def conv(op: Op) -> Iterator[ShardingChoice]:
+def conv(op: Op) -> Iterator[Way]:
     """Conv: output channels; whole groups of channels; samples."""
-    yield from _by_channels(op, 0)
+    yield from _by_channels(op, beside=(2,))
 
 
-def conv_transpose(op: Op) -> Iterator[ShardingChoice]:
+def conv_transpose(op: Op) -> Iterator[Way]:
     """ConvTranspose: as Conv, but its weights have the output channels in their second axis."""
-    yield from _by_channels(op, 1)
+    yield from _by_channels(op, beside=(2,), axis=1)
 
 
-def _by_channels(op: Op, weights: int) -> Iterator[ShardingChoice]:
-    """Divide samples, output channels or groups. weights: their axis of the output channels."""
-    x, w = op.shape(op.inputs[0]), op.shape(op.inputs[1])
+def conv_integer(op: Op) -> Iterator[Way]:
+    """ConvInteger: as Conv, with a zero point for all weights or for each output channel."""
+    yield from _by_channels(op, beside=_of_channels(op, 3))
+
+
+def qlinear_conv(op: Op) -> Iterator[Way]:
+    """QLinearConv: as Conv, with scales and zero points."""
+    yield from _by_channels(op, place=3, beside=_of_channels(op, 4, 5, 8))
+
+
+def _of_channels(op: Op, *places: int) -> tuple[int, ...]:
+    """Return those inputs that are not one number for all channels."""
+    return tuple(place for place in places if op.shape(op.input(place)) not in ((), (1,)))
+
+
+def _by_channels(op: Op, beside: tuple[int, ...], place: int = 1, axis: int = 0) -> Iterator[Way]:
+    """Divide samples, output channels or groups.
+
+    beside: inputs with an entry for each output channel. place: of the weights. axis: theirs of the
+    output channels.
+    """
+    x, w = op.shape(op.inputs[0]), op.shape(op.input(place))
     if x is None or w is None or len(w) < 3:
         return
     groups = int(op.attribute("group", 1))
@@ -28,21 +47,21 @@ def _by_channels(op: Op, weights: int) -> Iterator[ShardingChoice]:
         yield op.way({0: state}, {0: state})
     if groups == 1:
         for state in op.axis_states(op.outputs[0], 1):
-            yield op.way({1: state.on(weights), 2: state.on(0)}, {0: state})
+            own = {place: state.on(axis)} | dict.fromkeys(beside, state.on(0))
+            yield op.way(own, {0: state})
         return
-    out = w[weights]
-    if weights and isinstance(out, int):  # there the weights have those of one group
+    out = w[axis]
+    if axis and isinstance(out, int):  # there the weights have those of one group
         out *= groups
-    yield from _groups(op, groups, x[1], out, weights)
+    for state, result, change in _groups(op, groups, x[1], out):
+        own = {0: state, place: (state if axis else result).on(0)}
+        yield op.way(own | dict.fromkeys(beside, result.on(0)), {0: result}, change)
 
 
 def _groups(
-    op: Op, groups: int, inside: object, out: object, weights: int
-) -> Iterator[ShardingChoice]:
-    """Divide the groups; input, weights and output with them.
-
-    weights: the axis of the weights, without groups, of the output's channels.
-    """
+    op: Op, groups: int, inside: object, out: object
+) -> Iterator[tuple[State, State, Change]]:
+    """Yield how groups divide the channels of the input and of the output."""
     if not isinstance(inside, int) or not isinstance(out, int):
         return
     each, made = inside // groups, out // groups
@@ -56,28 +75,20 @@ def _groups(
         result = op.division(1, *(size // each * made for size in sizes), unit=made)
         if state is None or result is None or sum(sizes) != inside:
             continue
-        own = (state if weights else result).on(0)
         numbers = [lengths(size // each, op.ranks) for size in sizes]
-        yield op.way(
-            {0: state, 1: own, 2: result.on(0)},
-            {0: result},
-            divided("group", [sum(of_rank) for of_rank in zip(*numbers)]),
-        )
+        yield state, result, divided("group", [sum(of_rank) for of_rank in zip(*numbers)])
 
 
-def pool(op: Op) -> Iterator[ShardingChoice]:
+def pool(op: Op) -> Iterator[Way]:
     """Channels and samples may be divided: neither meets another.
 
     Not where MaxPool gives indices, too: they count through the whole tensor.
     """
-    if any(op.outputs[1:]):
-        return
-    for state in op.states(op.inputs[0]):
-        if state.axis < 2:
-            yield op.way({0: state}, {0: state})
+    if not any(op.outputs[1:]):
+        yield from op.alike(lambda axis: axis < 2)
 
 
-def resize(op: Op) -> Iterator[ShardingChoice]:
+def resize(op: Op) -> Iterator[Way]:
     """Resize and Upsample, to scales or sizes: axes that keep their size may be divided."""
     shape, made = op.shape(op.inputs[0]), op.shape(op.outputs[0])
     at = 1 if op.node.op_type == "Upsample" or op.version < 11 else 2
@@ -109,19 +120,15 @@ def _keeps(scales: Array | None, rank: int, axis: int) -> bool:
     return scales is not None and scales.size == rank and bool(scales.reshape(-1)[axis] == 1)
 
 
-def grid_sample(op: Op) -> Iterator[ShardingChoice]:
+def grid_sample(op: Op) -> Iterator[Way]:
     """Channels with the same places for all, or samples with their places."""
-    for state in op.states(op.inputs[0]):
-        if state.axis == 1:
-            yield op.way({0: state}, {0: state})
-        elif state.axis == 0:
-            yield op.way({0: state, 1: state}, {0: state})
+    yield from op.alike(lambda axis: axis == 1)
+    for state in op.axis_states(op.inputs[0], 0):
+        yield op.way({0: state, 1: state}, {0: state})
 
 
-def roi_align(op: Op) -> Iterator[ShardingChoice]:
+def roi_align(op: Op) -> Iterator[Way]:
     """Channels, or regions with the samples that they are of."""
-    for state in op.states(op.inputs[0]):
-        if state.axis == 1:
-            yield op.way({0: state}, {0: state})
+    yield from op.alike(lambda axis: axis == 1)
     for state in op.axis_states(op.outputs[0], 0):
         yield op.way({1: state, 2: state}, {0: state})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.layouts.rules.op import Op, ShardingChoice
+from engine.layouts.rules.op import Op, Way
 from engine.layouts.states import PARTIAL, WHOLE, State
 from engine.types import Dim, DType
 
@@ -25,7 +25,7 @@ LINEAR = {"Identity", "Neg"}
 FLOATS = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64}
 
 
-def elementwise(op: Op) -> Iterator[ShardingChoice]:
+def elementwise(op: Op) -> Iterator[Way]:
     """All inputs divided as the output is; an input that is broadcast along the axis is whole."""
     target = op.shape(op.outputs[0])
     if target is None:
@@ -34,15 +34,15 @@ def elementwise(op: Op) -> Iterator[ShardingChoice]:
         wanted = [aligned(op, name, state, len(target), target[state.axis]) for name in op.inputs]
         known = [one for one in wanted if one is not None]
         if len(known) == len(wanted) and any(one.is_shard for one in known):
-            yield ShardingChoice(tuple(known), (state,))
+            yield Way(tuple(known), (state,))
     kind = op.node.op_type
     if kind in SUMS or kind in LINEAR:
-        yield ShardingChoice((PARTIAL,) * len(op.inputs), (PARTIAL,), cost=1.0)
+        yield Way((PARTIAL,) * len(op.inputs), (PARTIAL,), cost=1.0)
     elif kind == "Mul":
-        yield ShardingChoice((PARTIAL, WHOLE), (PARTIAL,), cost=1.0)
-        yield ShardingChoice((WHOLE, PARTIAL), (PARTIAL,), cost=1.0)
+        yield Way((PARTIAL, WHOLE), (PARTIAL,), cost=1.0)
+        yield Way((WHOLE, PARTIAL), (PARTIAL,), cost=1.0)
     elif kind == "Div" and op.model.dtype(op.outputs[0]) in FLOATS:  # of integers it rounds
-        yield ShardingChoice((PARTIAL, WHOLE), (PARTIAL,), cost=1.0)
+        yield Way((PARTIAL, WHOLE), (PARTIAL,), cost=1.0)
 
 
 def aligned(op: Op, name: str, state: State, rank: int, size: object) -> State | None:
@@ -58,7 +58,7 @@ def aligned(op: Op, name: str, state: State, rank: int, size: object) -> State |
     return state.on(axis) if shape[axis] == size else None
 
 
-def quantized(op: Op) -> Iterator[ShardingChoice]:
+def quantized(op: Op) -> Iterator[Way]:
     """QuantizeLinear and DequantizeLinear: scales go with the axis that they are for."""
     shape, scale = op.shape(op.inputs[0]), op.shape(op.input(1))
     if shape is None or scale is None:
@@ -72,9 +72,7 @@ def quantized(op: Op) -> Iterator[ShardingChoice]:
         yield op.way({0: state, 1: of_scale, 2: of_scale}, {0: state})
 
 
-def _in_blocks(
-    op: Op, shape: tuple[Dim, ...], scale: tuple[Dim, ...], size: int
-) -> Iterator[ShardingChoice]:
+def _in_blocks(op: Op, shape: tuple[Dim, ...], scale: tuple[Dim, ...], size: int) -> Iterator[Way]:
     """A scale for each block along one axis: that is divided between blocks."""
     axis = op.axis(1, len(shape))
     if len(scale) != len(shape):
@@ -90,7 +88,7 @@ def _in_blocks(
         yield op.way({0: own, 1: of_scale, 2: of_scale}, {0: own})
 
 
-def dropout(op: Op) -> Iterator[ShardingChoice]:
+def dropout(op: Op) -> Iterator[Way]:
     """Dropout as inference has it: it gives what it gets."""
     if op.version >= 12 and op.input(2) and not (op.value(2) is not None and not op.value(2)):
         return

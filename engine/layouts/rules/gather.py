@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.layouts.rules.op import Change, Local, Op, ShardingChoice
+from engine.layouts.rules.op import Change, Local, Op, Way
 from engine.layouts.states import PARTIAL, State, lengths
 from engine.types import DType
 
 
-def gather(op: Op) -> Iterator[ShardingChoice]:
+def gather(op: Op) -> Iterator[Way]:
     """Columns of the table; the places that are looked up; rows of the table, as terms of a sum."""
     data, places = op.shape(op.inputs[0]), op.shape(op.inputs[1])
     if data is None or places is None:
@@ -57,7 +57,15 @@ def _own_rows(rows: int, rank: int, state: State) -> Change:
     return change
 
 
-def gather_elements(op: Op) -> Iterator[ShardingChoice]:
+def one_hot(op: Op) -> Iterator[Way]:
+    """Axes of the places, which the new axis moves."""
+    made = op.shape(op.outputs[0])
+    for state in op.states(op.inputs[0]) if made else ():
+        moved = state.axis >= op.axis(-1, len(made or ()))
+        yield op.way({0: state}, {0: state.on(state.axis + moved)})
+
+
+def gather_elements(op: Op) -> Iterator[Way]:
     """Axes other than the one that is looked up in, where both inputs have the same size."""
     data, places = op.shape(op.inputs[0]), op.shape(op.inputs[1])
     if data is None or places is None:

@@ -4,40 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.layouts.rules.op import Op, ShardingChoice
-from engine.layouts.states import PARTIAL, WHOLE, State
+from engine.layouts.rules.elementwise import aligned
+from engine.layouts.rules.op import Op, Way
+from engine.layouts.states import PARTIAL, WHOLE
 
 
-def matmul(op: Op) -> Iterator[ShardingChoice]:
+def matmul(op: Op) -> Iterator[Way]:
     """MatMul: its columns, its inner axis (then the results are terms of a sum), rows, batches."""
-    a, b, y = op.shape(op.inputs[0]), op.shape(op.inputs[1]), op.shape(op.outputs[0])
+    yield from _product(op, 0, 1)
+    yield op.way({0: PARTIAL}, {0: PARTIAL}, cost=1.0)
+    yield op.way({1: PARTIAL}, {0: PARTIAL}, cost=1.0)
+
+
+def _product(op: Op, left: int, right: int) -> Iterator[Way]:
+    """Divide a product of two inputs, by their places."""
+    a, b, y = op.shape(op.input(left)), op.shape(op.input(right)), op.shape(op.outputs[0])
     if a is None or b is None or y is None or len(a) < 2 or len(b) < 2:
         return
     rank = len(y)
     for state in op.axis_states(op.outputs[0], rank - 1):
-        yield op.way({1: state.on(len(b) - 1)}, {0: state})
-    for state in op.axis_states(op.inputs[0], len(a) - 1):
-        yield op.way({0: state, 1: state.on(len(b) - 2)}, {0: PARTIAL})
+        yield op.way({right: state.on(len(b) - 1)}, {0: state})
+    for state in op.axis_states(op.input(left), len(a) - 1):
+        yield op.way({left: state, right: state.on(len(b) - 2)}, {0: PARTIAL})
     for state in op.axis_states(op.outputs[0], rank - 2):
-        yield op.way({0: state.on(len(a) - 2)}, {0: state})
+        yield op.way({left: state.on(len(a) - 2)}, {0: state})
     for state in op.states(op.outputs[0]):
         if state.axis < rank - 2:
-            wanted = [_batch(shape, state, rank, y[state.axis]) for shape in (a, b)]
-            if None not in wanted and wanted != [WHOLE, WHOLE]:
-                yield op.way({i: w for i, w in enumerate(wanted) if w is not None}, {0: state})
-    if len(op.inputs) == 2:
-        yield op.way({0: PARTIAL}, {0: PARTIAL}, cost=1.0)
-        yield op.way({1: PARTIAL}, {0: PARTIAL}, cost=1.0)
+            size = y[state.axis]
+            of_a, of_b = (aligned(op, op.input(i), state, rank, size) for i in (left, right))
+            if of_a is not None and of_b is not None and (of_a.is_shard or of_b.is_shard):
+                yield op.way({left: of_a, right: of_b}, {0: state})
 
 
-def _batch(shape: tuple[object, ...], state: State, rank: int, size: object) -> State | None:
-    axis = state.axis - (rank - len(shape))
-    if axis < 0 or shape[axis] == 1:
-        return WHOLE
-    return state.on(axis) if shape[axis] == size else None
-
-
-def gemm(op: Op) -> Iterator[ShardingChoice]:
+def gemm(op: Op) -> Iterator[Way]:
     """Gemm: as MatMul; a bias that is added to terms of a sum is one of them, on one rank."""
     a, b = op.shape(op.inputs[0]), op.shape(op.inputs[1])
     if a is None or b is None or len(a) != 2 or len(b) != 2:
@@ -57,24 +56,35 @@ def gemm(op: Op) -> Iterator[ShardingChoice]:
         yield op.way({0: state.on(outer_a), 2: own}, {0: state})
 
 
-def matmul_integer(op: Op) -> Iterator[ShardingChoice]:
+def matmul_integer(op: Op) -> Iterator[Way]:
     """MatMulInteger: as MatMul, with zero points of the rows or columns."""
-    shapes = [op.shape(op.inputs[0]), op.shape(op.inputs[1])]
-    zeros = [op.shape(op.input(2)) or (), op.shape(op.input(3)) or ()]
-    for way in matmul(op):
-        states = list(way.inputs)
-        for index in (0, 1):
-            shape, state = shapes[index], states[index]
-            axis = len(shape or ()) - 2 + index  # rows of a, columns of b
-            if op.input(2 + index):
-                is_each = len(zeros[index]) == 1 and zeros[index] != (1,)
-                divided = is_each and state.is_shard and state.axis == axis
-                states[2 + index] = state.on(0) if divided else WHOLE
-        if all(state != PARTIAL for state in states):
-            yield ShardingChoice(tuple(states), way.outputs, way.change, way.cost)
+    yield from _quantized(op, {0: (2,), 1: (3,)})
 
 
-def einsum(op: Op) -> Iterator[ShardingChoice]:
+def qlinear_matmul(op: Op) -> Iterator[Way]:
+    """QLinearMatMul: as MatMulInteger, with scales. Its rounded results are no terms of sums."""
+    for way in _quantized(op, {0: (1, 2), 3: (4, 5)}):
+        if PARTIAL not in way.outputs:
+            yield way
+
+
+def _quantized(op: Op, beside: dict[int, tuple[int, ...]]) -> Iterator[Way]:
+    """Divide a product of two inputs. beside: the places of their scales and zero points."""
+    left, right = beside
+    for way in _product(op, left, right):
+        states = dict(enumerate(way.inputs))
+        for place, axis in ((left, -2), (right, -1)):  # rows of one, columns of the other
+            state = states[place]
+            is_along = state.is_shard and state.axis == len(op.shape(op.input(place)) or ()) + axis
+            for index in beside[place]:
+                shape = op.shape(op.input(index)) if op.input(index) else ()
+                if shape is None or len(shape) > 1:
+                    return
+                states[index] = state.on(0) if is_along and shape not in ((), (1,)) else WHOLE
+        yield way._replace(inputs=tuple(states[index] for index in range(len(op.inputs))))
+
+
+def einsum(op: Op) -> Iterator[Way]:
     """Einsum: along a letter of the result, or along one that is summed over."""
     equation = str(op.attribute("equation", "")).replace(" ", "")
     if "->" not in equation or "." in equation:

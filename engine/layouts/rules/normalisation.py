@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.layouts.rules.op import Op, ShardingChoice, divided
+from engine.layouts.rules.op import Op, Way, divided
 from engine.layouts.states import WHOLE, lengths
 
 
-def layer_norm(op: Op) -> Iterator[ShardingChoice]:
+def layer_norm(op: Op) -> Iterator[Way]:
     """Normalise the axes from `axis` on: any before them may be divided."""
     shape = op.shape(op.inputs[0])
     if shape is None:
@@ -19,7 +19,7 @@ def layer_norm(op: Op) -> Iterator[ShardingChoice]:
             yield op.way({0: state}, dict.fromkeys(range(len(op.outputs)), state))
 
 
-def skip_layer_norm(op: Op) -> Iterator[ShardingChoice]:
+def skip_layer_norm(op: Op) -> Iterator[Way]:
     """Normalise the last axis of a sum of two."""
     shape = op.shape(op.inputs[0])
     if shape is None or op.shape(op.inputs[1]) != shape:
@@ -29,13 +29,13 @@ def skip_layer_norm(op: Op) -> Iterator[ShardingChoice]:
             yield op.way({0: state, 1: state}, {0: state, 3: state})
 
 
-def along_axis(op: Op) -> Iterator[ShardingChoice]:
+def along_axis(op: Op) -> Iterator[Way]:
     """Softmax, CumSum, TopK and the like: any axis but theirs may be divided."""
     shape = op.shape(op.inputs[0])
     if shape is None:
         return
     rank, kind = len(shape), op.node.op_type
-    if kind == "CumSum":
+    if kind in ("CumSum", "CumProd"):
         axes = op.ints(1)
         if axes is None:
             return
@@ -53,7 +53,7 @@ def along_axis(op: Op) -> Iterator[ShardingChoice]:
             yield op.way({0: state}, dict.fromkeys(range(len(op.outputs)), result))
 
 
-def batch_norm(op: Op) -> Iterator[ShardingChoice]:
+def batch_norm(op: Op) -> Iterator[Way]:
     """Statistics are each channel's own: channels may be divided with them, samples without."""
     for state in op.states(op.inputs[0]):
         own = state.on(0) if state.axis == 1 else WHOLE
@@ -61,7 +61,7 @@ def batch_norm(op: Op) -> Iterator[ShardingChoice]:
             yield op.way({0: state, 1: own, 2: own, 3: own, 4: own}, {0: state})
 
 
-def instance_norm(op: Op) -> Iterator[ShardingChoice]:
+def instance_norm(op: Op) -> Iterator[Way]:
     """Each channel of each sample is normalised by itself."""
     for state in op.states(op.inputs[0]):
         if state.axis < 2:
@@ -69,12 +69,10 @@ def instance_norm(op: Op) -> Iterator[ShardingChoice]:
             yield op.way({0: state, 1: own, 2: own}, {0: state})
 
 
-def group_norm(op: Op) -> Iterator[ShardingChoice]:
+def group_norm(op: Op) -> Iterator[Way]:
     """Groups of channels may be divided, from operator set 21 on with their scales."""
     groups = int(op.attribute("num_groups", 1))
-    for state in op.states(op.inputs[0]):
-        if state.axis == 0:
-            yield op.way({0: state}, {0: state})
+    yield from op.alike(lambda axis: axis == 0)
     shape = op.shape(op.inputs[0])
     if shape is None or len(shape) < 2 or not isinstance(shape[1], int) or op.version < 21:
         return
@@ -87,19 +85,15 @@ def group_norm(op: Op) -> Iterator[ShardingChoice]:
         )
 
 
-def mean_variance(op: Op) -> Iterator[ShardingChoice]:
+def mean_variance(op: Op) -> Iterator[Way]:
     """MeanVarianceNormalization: axes other than those that it joins, by default all but 1."""
     shape = op.shape(op.inputs[0])
     if shape is None:
         return
     joined = {int(axis) % len(shape) for axis in op.attribute("axes", (0, 2, 3))}
-    for state in op.states(op.inputs[0]):
-        if state.axis not in joined:
-            yield op.way({0: state}, {0: state})
+    yield from op.alike(lambda axis: axis not in joined)
 
 
-def samples(op: Op) -> Iterator[ShardingChoice]:
+def samples(op: Op) -> Iterator[Way]:
     """LRN and the like: only samples may be divided."""
-    for state in op.states(op.inputs[0]):
-        if state.axis == 0:
-            yield op.way({0: state}, {0: state})
+    yield from op.alike(lambda axis: axis == 0)

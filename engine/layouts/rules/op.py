@@ -1,11 +1,17 @@
 """A node as rules see it, and their answers: the ways in which ranks can share the work.
 
-    def neg(op: Op) -> Iterator[ShardingChoice]:
-        for state in op.states(op.outputs[0]):
-            yield ShardingChoice((state,), (state,))
+    def reverse_sequence(op: Op) -> Iterator[Way]:
+        time, batch = op.attribute("time_axis", 0), op.attribute("batch_axis", 1)
+        for state in op.states(op.inputs[0]):
+            if state.axis != time:
+                lengths = state.on(0) if state.axis == batch else WHOLE
+                yield op.way({0: state, 1: lengths}, {0: state})
 
-A way says in which state the node wants its inputs and gives its outputs. That every rank computes
-all of it is always possible and needs no rule.
+A way says in which state the node wants its inputs and gives its outputs. `op.way` leaves those
+that are not named whole. PARTIAL (terms of a sum) is right only if the operator is linear. Blocks
+and uneven parts need nothing from a rule: `op.states` has them. That every rank computes the whole
+node is always possible and needs no rule. An input of indices or lengths needs an entry in
+`LOOKUPS` (rules/__init__.py), or the check of the slices does not reach all of its axis.
 """
 
 from __future__ import annotations
@@ -41,7 +47,7 @@ class Local(Protocol):
 Change: TypeAlias = Callable[[Local], None]
 
 
-class ShardingChoice(NamedTuple):
+class Way(NamedTuple):
     """One way to share the work of a node.
 
     inputs, outputs: the state of each, in order; of those that are left out any.
@@ -57,7 +63,7 @@ class ShardingChoice(NamedTuple):
     gathered: tuple[int, ...] = ()
 
 
-Rule: TypeAlias = Callable[["Op"], Iterator[ShardingChoice]]
+Rule: TypeAlias = Callable[["Op"], Iterator[Way]]
 
 
 class Op:
@@ -147,15 +153,21 @@ class Op:
         """Return the ways in which one axis of a tensor can be divided."""
         return [state for state in self.states(name) if state.axis == axis]
 
+    def alike(self, fits: Callable[[int], bool]) -> Iterator[Way]:
+        """Yield ways that divide the first input and the output along one axis that fits."""
+        for state in self.states(self.inputs[0]):
+            if fits(state.axis):
+                yield self.way({0: state}, {0: state})
+
     def way(
         self,
         inputs: dict[int, State],
         outputs: dict[int, State],
         change: Change | None = None,
         cost: float | None = None,
-    ) -> ShardingChoice:
+    ) -> Way:
         """Return a way in which all inputs and outputs that are not named are whole."""
-        return ShardingChoice(
+        return Way(
             tuple(inputs.get(index, WHOLE) for index in range(len(self.inputs))),
             tuple(outputs.get(index, WHOLE) for index in range(len(self.outputs))),
             change,

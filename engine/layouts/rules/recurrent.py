@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.layouts.own_attributes import set_attribute, set_for_ranks
-from engine.layouts.rules.op import Change, Local, Op, ShardingChoice
+from engine.layouts.rules.op import Change, Local, Op, Way
 from engine.layouts.states import State
 
 LEAST_ELEMENTS = 1 << 14
@@ -20,7 +20,7 @@ LEAST_ELEMENTS = 1 << 14
 _WEIGHTS, _BIAS, _LENGTHS, _STATES, _PEEPHOLES = (1, 2), 3, 4, (5, 6), 7
 
 
-def recurrent(op: Op) -> Iterator[ShardingChoice]:
+def recurrent(op: Op) -> Iterator[Way]:
     """Samples; two directions on two ranks; weights by rows of their gates, gathered."""
     x, weights = op.shape(op.inputs[0]), op.shape(op.inputs[1])
     if x is None or weights is None or len(x) != 3 or len(weights) != 3:
@@ -42,13 +42,13 @@ def recurrent(op: Op) -> Iterator[ShardingChoice]:
                 yield way._replace(inputs=tuple(inputs), gathered=_WEIGHTS)
 
 
-def _by_samples(op: Op, state: State, batch: int) -> ShardingChoice:
+def _by_samples(op: Op, state: State, batch: int) -> Way:
     last = state.on(0 if batch == 0 else 1)
     inputs = {0: state, _LENGTHS: state.on(0), **dict.fromkeys(_STATES, last)}
     return op.way(inputs, {0: state.on(0 if batch == 0 else 2), 1: last, 2: last})
 
 
-def _by_direction(op: Op, directions: object, batch: int) -> Iterator[ShardingChoice]:
+def _by_direction(op: Op, directions: object, batch: int) -> Iterator[Way]:
     own = op.division(0, 2)
     uses_numbers = op.attribute("activation_alpha") or op.attribute("activation_beta")
     if op.ranks != 2 or directions != 2 or own is None or uses_numbers:

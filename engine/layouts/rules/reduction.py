@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.layouts.rules.op import Op, ShardingChoice
+from engine.layouts.rules.op import Op, Way
 from engine.layouts.states import PARTIAL, State
 
 _AXES_INPUT = {"ReduceSum": 13}
 """From which operator set on the axes are an input; 18 for those that are not here."""
 
 
-def reduction(op: Op) -> Iterator[ShardingChoice]:
+def reduction(op: Op) -> Iterator[Way]:
     """Axes that stay may be divided; a sum over a divided axis gives terms of a sum."""
     shape = op.shape(op.inputs[0])
     kind = op.node.op_type

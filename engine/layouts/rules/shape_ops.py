@@ -15,14 +15,14 @@ import numpy as np
 
 from engine.layouts.own_attributes import set_for_ranks
 from engine.layouts.rules.elementwise import aligned
-from engine.layouts.rules.op import Change, Local, Op, ShardingChoice, each_or_one, is_shape, sized
+from engine.layouts.rules.op import Change, Local, Op, Way, each_or_one, is_shape, sized
 from engine.layouts.states import PARTIAL, WHOLE, State, lengths, local_size, shard
 from engine.types import Dim
 
 Shape = tuple[Dim, ...]
 
 
-def transpose(op: Op) -> Iterator[ShardingChoice]:
+def transpose(op: Op) -> Iterator[Way]:
     """Divided axes go where the permutation puts them."""
     shape = op.shape(op.inputs[0])
     if shape is None:
@@ -33,9 +33,19 @@ def transpose(op: Op) -> Iterator[ShardingChoice]:
     yield from passed(op)
 
 
-def passed(op: Op) -> Iterator[ShardingChoice]:
+def passed(op: Op) -> Iterator[Way]:
     """Give terms of a sum on as they are."""
     yield op.way({0: PARTIAL}, {0: PARTIAL}, cost=1.0)
+
+
+def reverse_sequence(op: Op) -> Iterator[Way]:
+    """Any axis but time; samples with their lengths."""
+    time, batch = op.attribute("time_axis", 0), op.attribute("batch_axis", 1)
+    for state in op.states(op.inputs[0]):
+        if state.axis != time:
+            lengths_of = state.on(0) if state.axis == batch else WHOLE
+            yield op.way({0: state, 1: lengths_of}, {0: state})
+    yield from passed(op)
 
 
 # ------------------------------------------------------------------------------------- reshaping
@@ -48,7 +58,7 @@ class Group(NamedTuple):
     out: tuple[int, int]
 
 
-def reshape(op: Op) -> Iterator[ShardingChoice]:
+def reshape(op: Op) -> Iterator[Way]:
     """Reshape and Flatten: what a group of axes has divided, the group that it becomes has, too."""
     given, made = op.shape(op.inputs[0]), op.shape(op.outputs[0])
     if given is None or made is None:
@@ -134,7 +144,7 @@ def _carried(state: State, given: Shape, made: Shape, group: Group, ranks: int) 
             yield shard(start + place, tuple(block // after for block in period))
 
 
-def unsqueeze(op: Op) -> Iterator[ShardingChoice]:
+def unsqueeze(op: Op) -> Iterator[Way]:
     """New axes of size 1 move the others."""
     made, axes = op.shape(op.outputs[0]), _axes(op)
     if made is None or axes is None:
@@ -146,7 +156,7 @@ def unsqueeze(op: Op) -> Iterator[ShardingChoice]:
     yield from passed(op)
 
 
-def squeeze(op: Op) -> Iterator[ShardingChoice]:
+def squeeze(op: Op) -> Iterator[Way]:
     """Axes of size 1 go, and the others move."""
     given, axes = op.shape(op.inputs[0]), _axes(op)
     if given is None or (axes is None and op.input(1)):
@@ -171,7 +181,7 @@ def _axes(op: Op) -> list[int] | None:
 # ------------------------------------------------------------------------- joining and cutting
 
 
-def concat(op: Op) -> Iterator[ShardingChoice]:
+def concat(op: Op) -> Iterator[Way]:
     """Along another axis, or each input along the axis itself: the result is divided in blocks."""
     shapes = [op.shape(name) for name in op.inputs]
     made = op.shape(op.outputs[0])
@@ -180,16 +190,16 @@ def concat(op: Op) -> Iterator[ShardingChoice]:
     axis = op.axis(0, len(made))
     for state in op.states(op.outputs[0]):
         if state.axis != axis:
-            yield ShardingChoice((state,) * len(op.inputs), (state,))
+            yield Way((state,) * len(op.inputs), (state,))
     sizes = [shape[axis] for shape in shapes if shape is not None]
     parts = [op.division(axis, size) for size in sizes]
     own = [state for state in parts if state is not None]
     joined = op.division(axis, *sizes)
     if joined is not None and len(own) == len(parts):
-        yield ShardingChoice(tuple(own), (joined,))
+        yield Way(tuple(own), (joined,))
 
 
-def split(op: Op) -> Iterator[ShardingChoice]:
+def split(op: Op) -> Iterator[Way]:
     """Along another axis, or each part along the axis itself: the input is divided in blocks."""
     shape = op.shape(op.inputs[0])
     if shape is None:
@@ -221,14 +231,12 @@ def split(op: Op) -> Iterator[ShardingChoice]:
         yield op.way({0: wanted}, outputs, change)
 
 
-def slice_(op: Op) -> Iterator[ShardingChoice]:
+def slice_(op: Op) -> Iterator[Way]:
     """Along other axes, or whole blocks of one axis."""
     shape, cuts = op.shape(op.inputs[0]), _cuts(op)
     if shape is None or cuts is None:
         return
-    for state in op.states(op.inputs[0]):
-        if state.axis not in cuts:
-            yield op.way({0: state}, {0: state})
+    yield from op.alike(lambda axis: axis not in cuts)
     if len(cuts) != 1:
         return
     [(axis, (start, end, step))] = cuts.items()
@@ -304,7 +312,7 @@ def _blocks(op: Op, axis: int, size: int) -> tuple[int, ...]:
 # ----------------------------------------------------------------------------- other shapes
 
 
-def expand(op: Op) -> Iterator[ShardingChoice]:
+def expand(op: Op) -> Iterator[Way]:
     """The target shape is a rank's; an axis that is made here is divided as it is made."""
     made = op.shape(op.outputs[0])
     shape = op.shape(op.input(1))
@@ -322,15 +330,14 @@ def expand(op: Op) -> Iterator[ShardingChoice]:
         yield op.way({0: own}, {0: state}, None if keeps else sized(op, 1, place, size, state))
 
 
-def tile(op: Op) -> Iterator[ShardingChoice]:
+def tile(op: Op) -> Iterator[Way]:
     """Axes that are not repeated."""
     repeats = op.ints(1)
-    for state in op.states(op.inputs[0]) if repeats else ():
-        if repeats and repeats[state.axis] == 1:
-            yield op.way({0: state}, {0: state})
+    if repeats:
+        yield from op.alike(lambda axis: repeats[axis] == 1)
 
 
-def pad(op: Op) -> Iterator[ShardingChoice]:
+def pad(op: Op) -> Iterator[Way]:
     """Axes without padding."""
     shape = op.shape(op.inputs[0])
     pads = op.ints(1) if op.version >= 11 else op.attribute("pads")
@@ -341,12 +348,10 @@ def pad(op: Op) -> Iterator[ShardingChoice]:
         return
     count = len(axes)
     padded = {a % len(shape) for i, a in enumerate(axes) if pads[i] or pads[i + count]}
-    for state in op.states(op.inputs[0]):
-        if state.axis not in padded:
-            yield op.way({0: state}, {0: state})
+    yield from op.alike(lambda axis: axis not in padded)
 
 
-def shape_of(op: Op) -> Iterator[ShardingChoice]:
+def shape_of(op: Op) -> Iterator[Way]:
     """The shape of a divided tensor is that of the part, with one entry as large as the whole's."""
     shape = op.shape(op.inputs[0])
     yield op.way({0: PARTIAL}, {0: WHOLE})
@@ -385,7 +390,7 @@ def _times(axis: int, places: Sequence[int]) -> Change:
     return change
 
 
-def constant_of_shape(op: Op) -> Iterator[ShardingChoice]:
+def constant_of_shape(op: Op) -> Iterator[Way]:
     """A constant is made as large as a rank needs it."""
     made = op.shape(op.outputs[0])
     for state in op.states(op.outputs[0]) if made and is_shape(op, 0) else ():
@@ -394,9 +399,7 @@ def constant_of_shape(op: Op) -> Iterator[ShardingChoice]:
         yield op.way({}, {0: state}, sized(op, 0, state.axis, size, state))
 
 
-def trilu(op: Op) -> Iterator[ShardingChoice]:
-    """Axes before the two of the matrices."""
-    shape = op.shape(op.inputs[0])
-    for state in op.states(op.inputs[0]) if shape else ():
-        if state.axis < len(shape or ()) - 2:
-            yield op.way({0: state}, {0: state})
+def matrices(op: Op) -> Iterator[Way]:
+    """Trilu and Det: axes before the two of the matrices."""
+    rank = len(op.shape(op.inputs[0]) or ())
+    yield from op.alike(lambda axis: axis < rank - 2)

@@ -1,8 +1,8 @@
 """Inputs on which slices are compared with their model: random, and each rank's part counts.
 
 Indices go through all of the table that they look up: of one that is divided by rows, each rank has
-other rows. Integers of no table are 0 or 1, which suits masks and lengths, and once more anything,
-where only arithmetic is done with them.
+other rows. Lengths go from 1 to the size of their axis. Other integers are 0 or 1, which suits
+masks, and once more anything, where only arithmetic is done with them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from onnx import NodeProto
 
 from engine.convert.sample_inputs import random
 from engine.errors import ModelError
+from engine.layouts.rules import LOOKUPS
 from engine.layouts.rules.elementwise import NAMES
 from engine.plan.open_sizes import Shapes, fitting_shapes
 from engine.sharding.slicing.original import Original
@@ -36,8 +37,8 @@ _MOVES = {
     "Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze",
     "Tile", "Transpose", "Unsqueeze",
 }  # fmt: skip
-_LOOKS_UP = {"Gather": (1, 0), "GatherElements": (1, 0)}
-"""Operators with an input of indices: its place, and that of the table."""
+_PICKS = {"Gather", "GatherElements", "ReverseSequence"}
+"""Operators that move the elements of their first input."""
 _ARITHMETIC = _MOVES | {*NAMES} | {
     "Conv", "ConvInteger", "DequantizeLinear", "Gemm", "MatMul", "MatMulInteger", "ReduceMax",
     "ReduceMean", "ReduceMin", "ReduceSum", "QLinearConv", "QLinearMatMul",
@@ -74,15 +75,15 @@ def drawn(model: Original, shapes: Shapes, parts: int) -> Iterator[Inputs]:
     shapes: of all inputs. parts: of a table that is divided; each is looked up in, if only all sets
     of inputs run.
     """
-    tables = {name: table_size(model, name) for name in model.inputs}
+    tables = {name: _places(model, name, shapes) for name in model.inputs}
     draws = 1
-    for name, rows in tables.items():
-        if rows is not None:
+    for name, places in tables.items():
+        if places:
             count = max(1, prod(shapes[name]))
             draws = min(_MOST_DRAWS, max(draws, -(-parts // count)))
     for draw in range(draws):
         yield generated(model, shapes, draw=draw, draws=draws)
-    free = {name for name, rows in tables.items() if rows is None and _is_free(model, name)}
+    free = {name for name, places in tables.items() if not places and _is_free(model, name)}
     if free:
         yield generated(model, shapes, anything=free)
 
@@ -105,12 +106,11 @@ def generated(
     for name in model.inputs:
         dims, dtype = shapes[name], model.dtype(name)
         assert dtype is not None
-        rows = table_size(model, name)
-        if rows is not None:
+        if places := _places(model, name, shapes):
             count = prod(dims)
-            places = (np.arange(count) + draw * count + chance.random(count)) / (count * draws or 1)
-            indices = chance.permutation((places * rows).astype(np.int64))
-            found[name] = indices.reshape(dims).astype(dtype.numpy)
+            spread = (np.arange(count) + draw * count + chance.random(count)) / (count * draws or 1)
+            own = chance.permutation((spread * len(places)).astype(np.int64)) + places.start
+            found[name] = own.reshape(dims).astype(dtype.numpy)
         elif name in anything:
             limits = np.iinfo(dtype.numpy)
             low, high = max(limits.min, -_LARGEST), min(limits.max, _LARGEST)
@@ -120,20 +120,28 @@ def generated(
     return found
 
 
-def table_size(model: Original, name: str) -> int | None:
-    """Return the size of the smallest table in which an input looks up; None for none."""
+def _places(model: Original, name: str, shapes: Shapes) -> range:
+    """Return the indices or lengths that all tables of an input have; none if it is of no table."""
+    found = range(0)
     if model.dtype(name) not in _INTEGERS:
-        return None
-    sizes = []
+        return found
+    sizes = {
+        dim: size
+        for known in model.inputs
+        for dim, size in zip(model.shape(known) or (), shapes[known])
+        if isinstance(dim, str)
+    }
     for node, place in _readers(model, name):
-        index, table = _LOOKS_UP.get(node.op_type, (-1, -1))
-        shape = model.shape(node.input[table]) if place == index else None
-        if shape:
-            axis = next((one.i for one in node.attribute if one.name == "axis"), 0)
-            rows = shape[axis]
-            if isinstance(rows, int) and rows > 0:
-                sizes.append(rows)
-    return min(sizes, default=None)
+        lookup = LOOKUPS.get((node.op_type, place)) if node.domain in ("", "ai.onnx") else None
+        shape = model.shape(node.input[lookup.table]) if lookup else None
+        if lookup and shape:
+            axes = (one.i for one in node.attribute if one.name == lookup.attribute)
+            dim = shape[next(axes, lookup.axis)]
+            size = dim if isinstance(dim, int) else sizes.get(dim or "", 0)
+            stop = lookup.first + size
+            if size:
+                found = range(max(found.start, lookup.first), min(found.stop or stop, stop))
+    return found
 
 
 def _readers(model: Original, name: str) -> Iterator[tuple[NodeProto, int]]:
@@ -145,10 +153,7 @@ def _readers(model: Original, name: str) -> Iterator[tuple[NodeProto, int]]:
             for place, read in enumerate(node.input):
                 if read == own:
                     yield node, place
-            is_moved = node.op_type in _MOVES or (
-                node.op_type in _LOOKS_UP and node.input[0] == own
-            )
-            if is_moved:
+            if node.op_type in _MOVES or (node.op_type in _PICKS and node.input[0] == own):
                 further = {*node.output} - known - {""}
                 known |= further
                 pending += further

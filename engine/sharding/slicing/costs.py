@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import inf, prod
 from typing import NamedTuple
 
-from engine.layouts.rules import Op, ShardingChoice
+from engine.layouts.rules import Op, Way
 from engine.layouts.states import PARTIAL, WHOLE, State, local_size
 from engine.sharding.slicing.original import Original
 
@@ -28,11 +28,12 @@ TERMS_VERSION = 9
 """The operator set from which a whole tensor can become a term of a sum: that takes Where."""
 
 PRODUCTS = frozenset(("MatMul", "Gemm", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger",
-                       "MatMulNBits", "Einsum", "Attention", "LSTM", "GRU", "RNN"))  # fmt: skip
+                       "QLinearMatMul", "QLinearConv", "MatMulNBits", "Einsum", "Attention", "LSTM",
+                       "GRU", "RNN"))  # fmt: skip
 
 
 class Step(NamedTuple):
-    """Way of a tensor from one state into another: seconds, and the collective it takes."""
+    """A tensor's change from one state to another: seconds, and the collective it takes."""
 
     seconds: float
     collective: str = ""
@@ -50,7 +51,7 @@ class Costs:
         self._weight_s = 1e-3 if divide_all else 0.0
         self._work: dict[int, float] = {}
 
-    def of_work(self, op: Op, way: ShardingChoice) -> float:
+    def of_work(self, op: Op, way: Way) -> float:
         """Return what a node's work costs a rank."""
         key = id(op.node)
         whole = self._work.get(key)
@@ -89,7 +90,7 @@ class Costs:
         most = local_size(size, state, self.ranks) / size
         return 1 / self.ranks if most * self.ranks < _NEARLY_EVEN else most
 
-    def _share(self, op: Op, way: ShardingChoice) -> float:
+    def _share(self, op: Op, way: Way) -> float:
         """Return the largest part of a node's work that a rank has."""
         held = (*zip(op.inputs, way.inputs), *zip(op.outputs, way.outputs))
         return max(self.share(name, state) for name, state in held if name and state.is_shard)
@@ -130,9 +131,10 @@ class Costs:
         seconds = moved / BYTES
         if op.node.op_type in PRODUCTS and len(op.inputs) > 1:
             made = self.model.nbytes(op.outputs[0]) / 4
-            weights = op.shape(op.inputs[1]) or ()
+            place = 3 if op.node.op_type.startswith("QLinear") else 1
+            weights = op.shape(op.input(place)) or ()
             sizes = [size for size in weights if isinstance(size, int)]
-            inner = prod(sizes[1:]) if op.node.op_type.startswith("Conv") else (sizes or [1])[0]
+            inner = prod(sizes[1:]) if "Conv" in op.node.op_type else (sizes or [1])[0]
             seconds += 2 * made * inner / FLOPS
         return seconds
 

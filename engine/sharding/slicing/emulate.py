@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -31,6 +32,7 @@ from engine.weights.compile_cache import UNCACHED
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Values: TypeAlias = "dict[str, Any]"
+Run: TypeAlias = Callable[[ModelSource, Mapping[str, Any]], Values]
 
 PART_BYTES = 192 << 20
 """Weights of a part that is run at once; one of more has a single node."""
@@ -50,8 +52,9 @@ def run_original(path: Path, inputs: Mapping[str, Any], context: Context) -> Val
     order = [index for index in live(whole.graph) if index not in constant_nodes(whole)]
     names = [value.name for value in whole.proto.graph.output]
     if _weights(whole, range(len(whole.graph.nodes))) <= PART_BYTES:
-        return _run(source, inputs, context)
-    return run_parts(whole, cut(whole, order, set(names), [*inputs]), inputs, names, context)
+        return run_part(source, inputs, context)
+    parts = cut(whole, order, set(names), [*inputs])
+    return run_parts(whole, parts, inputs, names, partial(run_part, context=context))
 
 
 def run_parts(
@@ -59,13 +62,13 @@ def run_parts(
     parts: Sequence[Segment],
     inputs: Mapping[str, Any],
     names: Collection[str],
-    context: Context,
+    run: Run,
 ) -> Values:
     """Return what parts of a model, run one after another, make of these names."""
     types = types_between(whole, parts)
     values = dict(inputs)
     for part, following in zip(parts, needed_after(parts, names)):
-        values |= _run(whole.part(part, types), values, context)
+        values |= run(whole.part(part, types), values)
         values = {name: value for name, value in values.items() if name in following}
     return {name: values[name] for name in names}
 
@@ -125,7 +128,7 @@ def _rank(
                     brings = _brought(node.inputs[0], values, whole, path) if node.inputs else None
                     values[node.outputs[0]] = yield PendingCollective(node, brings)
         else:
-            values |= _run(whole.part(segment, types), values, context)
+            values |= run_part(whole.part(segment, types), values, context)
         values = {name: value for name, value in values.items() if name in following}
     return {name: values[name] for name in names}
 
@@ -211,7 +214,7 @@ _COLLECTIVES: Mapping[str, Callable[[NodeInfo, Sequence[int], list[Array]], list
 # ---------------------------------------------------------------------------------------- parts
 
 
-def _run(source: ModelSource, values: Mapping[str, Any], context: Context) -> Values:
+def run_part(source: ModelSource, values: Mapping[str, Any], context: Context) -> Values:
     """Run a model, or a part of one, and free it."""
     plan = build_plan(source, Targets(BuildOptions(context, UNCACHED)))
     try:

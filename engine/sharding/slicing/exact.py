@@ -17,14 +17,13 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from onnx.inliner import inline_local_functions
 
 from engine.convert.sample_inputs import FLOATS
-from engine.errors import EngineError
 from engine.formats import ModelFile
 from engine.formats.onnx.graphs import subgraphs
 from engine.host.interrupts import raised_by_handler
 from engine.plan.extract import Whole
 from engine.plan.partition import live
 from engine.reference.evaluator import Evaluator, Host, load
-from engine.sharding.slicing.emulate import constant_nodes, cut, needed_after, types_between
+from engine.sharding.slicing.emulate import constant_nodes, cut, run_parts
 from engine.types import Device, DType, ModelSource
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -44,34 +43,32 @@ def run_exactly(path: Path, inputs: Mapping[str, Any], names: Collection[str]) -
     whole = Whole(ModelFile(path)())
     order = [index for index in live(whole.graph) if index not in constant_nodes(whole)]
     parts = cut(whole, order, {*names}, [*inputs])
-    types = types_between(whole, parts)
-    values: Values = {name: _wide(value) for name, value in inputs.items()}
-    for part, following in zip(parts, needed_after(parts, names)):
-        made = _run(whole.part(part, types), values)
-        if made is None:
-            return None
-        values |= made
-        values = {name: value for name, value in values.items() if name in following}
-    return {name: values[name] for name in names}
+    wide = {name: _wide(value) for name, value in inputs.items()}
+    try:
+        return run_parts(whole, parts, wide, names, _run)
+    except _NotExact:
+        return None
 
 
-def _run(source: ModelSource, values: Mapping[str, Any]) -> Values | None:
+class _NotExact(Exception):
+    """A part of a model that cannot be computed in float64."""
+
+
+def _run(source: ModelSource, values: Mapping[str, Any]) -> Values:
     try:
         model = load(source, _HOST)
         if model.unsupported or model.proto is None:
-            return None
+            raise _NotExact
         proto = inline_local_functions(model.proto)
         _widen(proto)
         with np.errstate(all="ignore"):
             found = Evaluator(proto).run(
                 None, {value.name: values[value.name] for value in proto.graph.input}
             )
-    except EngineError:
-        return None
     except Exception as error:  # operators raise whatever numpy raises
         if raised_by_handler(error):
             raise
-        return None
+        raise _NotExact from error
     return dict(zip([value.name for value in proto.graph.output], found, strict=True))
 
 

@@ -7,7 +7,7 @@ weights say how many columns it takes and makes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,6 +19,10 @@ Shape: TypeAlias = "tuple[Dim, ...]"
 
 _LIKE_FIRST = frozenset(("GroupNormalization", "LayerNormalization", "RMSNormalization",
                          "InstanceNormalization", "BatchNormalization"))  # fmt: skip
+_LIKE_FIRST_OF_MICROSOFT = frozenset(
+    ("BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SkipLayerNormalization",
+     "SkipSimplifiedLayerNormalization", "GroupQueryAttention", "RotaryEmbedding")
+)  # fmt: skip
 _RECURRENT = frozenset(("LSTM", "GRU", "RNN"))
 _MOST_ENTRIES = 16
 _DEEPEST = 32
@@ -29,10 +33,20 @@ def added(proto: ModelProto, types: Mapping[str, TypeProto]) -> int:
     known = _Known(proto, types)
     count = 0
     for node in proto.graph.node:
-        if node.domain in ("", "ai.onnx"):
-            for name, like, shape in _follows(node, known):
-                count += known.declare(name, like, shape)
+        rule = _FOLLOWS.get(node.domain)
+        for name, like, shape in rule(node, known) if rule else ():
+            count += known.declare(name, like, shape)
     return count
+
+
+def shape_of(kind: TypeProto | None) -> Shape | None:
+    """Return the shape of a type as far as it is known; None for an open rank."""
+    if kind is None or not kind.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+        for dim in kind.tensor_type.shape.dim
+    )
 
 
 class _Known:
@@ -49,13 +63,11 @@ class _Known:
         """Return a shape as far as it is known."""
         if name in self._weights:
             return tuple(self._weights[name].dims)
-        kind = self._types.get(name)
-        if kind is None or not kind.tensor_type.HasField("shape"):
-            return None
-        return tuple(
-            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
-            for dim in kind.tensor_type.shape.dim
-        )
+        return shape_of(self._types.get(name))
+
+    def is_weight(self, name: str) -> bool:
+        """Return whether a tensor is held by the file."""
+        return name in self._weights
 
     def declare(self, name: str, like: str, shape: Shape) -> bool:
         """Declare the shape of a tensor that has none, and the type of another; False if it has.
@@ -161,3 +173,36 @@ def _of_weights(node: NodeProto, weights: Shape) -> Sequence[Shape | None]:
             return (None, more, *rest), (None, first, *rest)
         return (None, first, *rest), (None, more, *rest)
     return (None, None)
+
+
+def _follows_of_microsoft(node: NodeProto, known: _Known) -> Iterator[_Fact]:
+    """Yield what an operator of com.microsoft makes, which onnx's inference does not know."""
+    first = known.shape(node.input[0])
+    shape = None if first is None else _of_microsoft(node, first, known)
+    if shape is not None:
+        yield _Fact(node.output[0], node.input[0], shape)
+
+
+def _of_microsoft(node: NodeProto, first: Shape, known: _Known) -> Shape | None:
+    numbers = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    kind, inputs = node.op_type, [*node.input, "", ""]
+    if kind == "MultiHeadAttention" and len(first) == 3 and inputs[2]:
+        return first  # or as wide as the values, which nobody makes wider
+    if kind == "GroupQueryAttention" and not inputs[1]:
+        heads, others = numbers["num_heads"], numbers["kv_num_heads"]
+        width = first[-1]
+        own = width // (heads + 2 * others) * heads if isinstance(width, int) else None
+        return (*first[:-1], own)
+    if kind == "Attention" and known.is_weight(inputs[1]):
+        widths, columns = numbers.get("qkv_hidden_sizes"), (known.shape(inputs[1]) or ())[1]
+        return (*first[:-1], widths[2] if widths else int(columns or 0) // 3)
+    if kind == "MatMulNBits":
+        return (*first[:-1], numbers["N"])
+    return first if kind in _LIKE_FIRST_OF_MICROSOFT else None
+
+
+_FOLLOWS: dict[str, Callable[[NodeProto, _Known], Iterator[_Fact]]] = {
+    "": _follows,
+    "ai.onnx": _follows,
+    "com.microsoft": _follows_of_microsoft,
+}

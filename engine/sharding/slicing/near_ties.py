@@ -9,6 +9,7 @@ by so much; one that is not is an error of the slicer.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +21,7 @@ from engine.formats import ModelFile
 from engine.formats.onnx.infer import types_of
 from engine.plan.extract import Whole
 from engine.plan.partition import live
-from engine.sharding.slicing.emulate import constant_nodes, cut, run_parts
+from engine.sharding.slicing.emulate import constant_nodes, cut, run_part, run_parts
 from engine.types import DType
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -80,13 +81,14 @@ def rounded_otherwise(
         return {}
     order = [index for index in live(whole.graph) if index not in constants]
     values = dict(inputs)
-    values |= run_parts(whole, cut(whole, order, floats, [*inputs]), inputs, floats, context)
+    run = partial(run_part, context=context)
+    values |= run_parts(whole, cut(whole, order, floats, [*inputs]), inputs, floats, run)
     parts = cut(whole, sorted(tail), {*names}, [*inputs, *sorted(floats)])
     chance = np.random.default_rng(0)
     seen: dict[str, list[Array]] = {name: [] for name in names}
     for _ in range(_TRIES):
         others = {name: _rounded(values[name], limit, chance) for name in floats}
-        for name, value in run_parts(whole, parts, values | others, names, context).items():
+        for name, value in run_parts(whole, parts, values | others, names, run).items():
             seen[name].append(value)
     return seen
 

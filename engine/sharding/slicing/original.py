@@ -29,7 +29,7 @@ from engine.formats.onnx.safe_inference import infer_shapes
 from engine.formats.onnx.weights import with_weights_apart
 from engine.formats.opened import OpenedSource
 from engine.host.interrupts import raised_by_handler
-from engine.sharding.slicing import contrib, known_shapes
+from engine.sharding.slicing import known_shapes
 from engine.types import Dim, DType
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -110,7 +110,7 @@ class Original:
     def shape(self, name: str) -> Shape | None:
         """Return the shape of a tensor as far as it is known; None for an open rank."""
         if name not in self._shapes:
-            self._shapes[name] = self._read_shape(name)
+            self._shapes[name] = known_shapes.shape_of(self.types.get(name))
         return self._shapes[name]
 
     def _read_dtype(self, name: str) -> DType | None:
@@ -121,17 +121,6 @@ class Original:
             return DType.from_onnx(kind.tensor_type.elem_type)
         except ValueError:
             return None
-
-    def _read_shape(self, name: str) -> Shape | None:
-        kind = self.types.get(name)
-        if kind is None or kind.WhichOneof("value") != "tensor_type":
-            return None
-        if not kind.tensor_type.HasField("shape"):
-            return None
-        return tuple(
-            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
-            for dim in kind.tensor_type.shape.dim
-        )
 
     def nbytes(self, name: str, open_size: int = 32) -> int:
         """Return the size of a tensor, open dims taken for `open_size`."""
@@ -312,7 +301,7 @@ def _known(proto: ModelProto) -> dict[str, TypeProto]:
     """Return all types that can be inferred; behind an operator that onnx does not know, too."""
     known = _inferred(proto)
     for _ in range(_MOST_ROUNDS):  # one more a layer of such operators
-        if not contrib.added(proto, known) + known_shapes.added(proto, known):
+        if not known_shapes.added(proto, known):
             break
         known = _inferred(proto)
     return known

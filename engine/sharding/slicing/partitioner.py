@@ -3,11 +3,11 @@
     choice = choose(model, ranks=2)          # a way for every node
     program = write_program(model, choice)   # the nodes of a rank, collectives between them
 
-Three steps. Each operator's rule says in which ways ranks can share its work (`rules`). `choose`
-goes through the nodes in order and keeps the cheapest ways to get there, one for each set of
-states that the tensors still needed can be in (a search with a beam). `write_program` then writes
-each node as its way says, and what brings a tensor from the state that it is in to the one that it
-is wanted in (`program`).
+Three steps. Each operator's rule says in which ways ranks can share its work
+(`engine.layouts.rules`). `choose` goes through the nodes in order and keeps the cheapest ways to
+get there, one for each set of states that the tensors still needed can be in (a search with a
+beam). `write_program` then writes each node as its way says, and what brings a tensor from the
+state that it is in to the one that it is wanted in (`program`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnx import NodeProto
 
 from engine.errors import ModelError
 from engine.formats.onnx.graphs import reads, subgraphs
-from engine.layouts.rules import Op, ShardingChoice, rule_of
+from engine.layouts.rules import Op, Way, rule_of
 from engine.layouts.states import PARTIAL, WHOLE, State
 from engine.sharding.slicing.costs import Costs
 from engine.sharding.slicing.dequantized import write_as_arithmetic
@@ -37,7 +37,7 @@ _MOST_BLOCKS, _MOST_STATES = 64, 4
 _SUMMED = frozenset((DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64, DType.INT32,
                      DType.INT64))  # fmt: skip
 
-Filter: TypeAlias = Callable[[Op, list[ShardingChoice]], list[ShardingChoice]]
+Filter: TypeAlias = Callable[[Op, list[Way]], list[Way]]
 """narrow(op, ways): those of the ways that a strategy allows."""
 
 
@@ -46,7 +46,7 @@ class Choice:
     """A way for each node of a model. ranks: that share it. reasons: why a node runs whole."""
 
     ranks: int
-    ways: list[ShardingChoice]
+    ways: list[Way]
     costs: Costs
     reasons: dict[str, str] = field(default_factory=dict)
 
@@ -56,7 +56,7 @@ class _Path(NamedTuple):
 
     cost: float
     held: Mapping[str, frozenset[State]]
-    last: tuple[ShardingChoice, object] | None
+    last: tuple[Way, object] | None
 
 
 def choose(model: Original, costs: Costs, narrow: Filter | None = None) -> Choice:
@@ -92,7 +92,7 @@ def choose(model: Original, costs: Costs, narrow: Filter | None = None) -> Choic
             )
     ends = [(path.cost + _ending(path, model, costs), place) for place, path in enumerate(paths)]
     path = paths[min(ends)[1]]
-    chosen: list[ShardingChoice] = []
+    chosen: list[Way] = []
     last: object = path.last
     while isinstance(last, tuple):
         way, last = last
@@ -103,7 +103,7 @@ def choose(model: Original, costs: Costs, narrow: Filter | None = None) -> Choic
 def _follow(
     path: _Path,
     op: Op,
-    way: ShardingChoice,
+    way: Way,
     seconds: float,
     needed: Counter[str],
     gone: Iterable[str],
@@ -151,7 +151,7 @@ def _ending(path: _Path, model: Original, costs: Costs) -> float:
 
 def _ways_of_all(
     model: Original, ranks: int, narrow: Filter | None
-) -> tuple[list[tuple[Op, list[ShardingChoice]]], dict[str, str]]:
+) -> tuple[list[tuple[Op, list[Way]]], dict[str, str]]:
     """Return each node with its ways, and why some have but one: whole on each rank."""
     blocks: dict[str, set[State]] = {}
     ops = [Op(node, model, ranks, blocks) for node in model.nodes]
@@ -192,7 +192,7 @@ def _why_whole(op: Op) -> str:
     return ""
 
 
-def is_shared(way: ShardingChoice) -> bool:
+def is_shared(way: Way) -> bool:
     """Return whether ranks hold different parts of a tensor."""
     return any(state.is_shard for state in (*way.inputs, *way.outputs))
 
@@ -212,7 +212,7 @@ def require_divided(model: Original, choice: Choice) -> None:
         )
 
 
-def _ways(op: Op) -> list[ShardingChoice]:
+def _ways(op: Op) -> list[Way]:
     """Return the ways of a rule that are possible here."""
     rule = rule_of(op.node.op_type, op.node.domain)
     if rule is None or is_alone(op.node) or op.model.is_random(op.node):
@@ -225,7 +225,7 @@ def is_alone(node: NodeProto) -> bool:
     return any(True for _ in subgraphs(node))
 
 
-def _is_possible(op: Op, way: ShardingChoice) -> bool:
+def _is_possible(op: Op, way: Way) -> bool:
     for name, state in (*zip(op.inputs, way.inputs), *zip(op.outputs, way.outputs)):
         if not name or state == WHOLE:
             continue
@@ -258,8 +258,8 @@ def _note_blocks(
                 known.add(state)
 
 
-def _whole(op: Op) -> ShardingChoice:
-    return ShardingChoice((WHOLE,) * len(op.inputs), (WHOLE,) * len(op.outputs), None, 1.0)
+def _whole(op: Op) -> Way:
+    return Way((WHOLE,) * len(op.inputs), (WHOLE,) * len(op.outputs), None, 1.0)
 
 
 # --------------------------------------------------------------------------------- the program

@@ -12,7 +12,8 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from engine.formats.collectives import DOMAIN
-from engine.layouts.rules import ShardingChoice
+from engine.formats.onnx.graphs import reads
+from engine.layouts.rules import Way
 from engine.layouts.states import (
     PARTIAL,
     WHOLE,
@@ -88,7 +89,7 @@ class Writer:
 
     def __init__(self, model: Original, ranks: int, costs: Costs) -> None:
         self.program = Program(model, ranks)
-        self._model = model
+        self.model = model
         self.ranks = ranks
         self._costs = costs
         self._names: dict[str, dict[State, str]] = {}
@@ -98,7 +99,7 @@ class Writer:
         for name in model.inputs:
             self._note(name, WHOLE, name)
 
-    def node(self, node: NodeProto, way: ShardingChoice) -> None:
+    def node(self, node: NodeProto, way: Way) -> None:
         """Write one node in one way."""
         local = _LocalNode(self, node)
         own = local.node
@@ -107,8 +108,9 @@ class Writer:
                 own.input[index] = self._name(name, state)
             if index in way.gathered:
                 own.input[index] = self._gathered(name, state)
-        for name in self._captured(node):
-            self._name(name, WHOLE)
+        if self.model.captured:
+            for name in reads(node) - {*node.input}:
+                self._name(name, WHOLE)
         for index, name in enumerate(node.output):
             if name:
                 own.output[index] = self._made(name, way.outputs[index])
@@ -127,7 +129,7 @@ class Writer:
 
     def finished(self) -> Program:
         """Write what makes all results whole, and return the program."""
-        for name in self._model.outputs:
+        for name in self.model.outputs:
             if self._name(name, WHOLE) != name:  # a constant or an input, given back as it is
                 self.program.nodes.append(
                     helper.make_node("Identity", [self._names[name][WHOLE]], [name])
@@ -141,11 +143,6 @@ class Writer:
         return self.program
 
     # ---------------------------------------------------------------------------------- names
-
-    @property
-    def model(self) -> Original:
-        """The model whose ranks are written."""
-        return self._model
 
     def fresh(self, wanted: str) -> str:
         """Return a name that nothing has yet."""
@@ -164,18 +161,11 @@ class Writer:
         self.program.known[name] = Known("", WHOLE, DType.from_numpy(first.dtype), first.shape)
         return name
 
-    def _captured(self, node: NodeProto) -> set[str]:
-        if not self._model.captured:
-            return set()
-        from engine.formats.onnx.graphs import reads
-
-        return reads(node) - {*node.input}
-
     def _note(self, tensor: str, state: State, name: str) -> None:
         self._names.setdefault(tensor, {})[state] = name
-        shape = self._model.shape(tensor)
+        shape = self.model.shape(tensor)
         own = None if shape is None else local_shape(shape, state, self.ranks)
-        self.program.known[name] = Known(tensor, state, self._model.dtype(tensor), own)
+        self.program.known[name] = Known(tensor, state, self.model.dtype(tensor), own)
 
     def _made(self, tensor: str, state: State) -> str:
         is_free = state == WHOLE or tensor not in self._fixed
@@ -188,7 +178,7 @@ class Writer:
         names = self._names.setdefault(tensor, {})
         if state in names:
             return names[state]
-        if tensor in self._model.constants:
+        if tensor in self.model.constants:
             is_plain = state == WHOLE or (tensor not in self._fixed and not names)
             name = (
                 tensor
@@ -245,7 +235,7 @@ class Writer:
             kind, [source], [name], f"{kind} {name}", domain=DOMAIN, **attributes
         )
         self.program.nodes.append(node)
-        self.program.collectives[node.name] = self._model.nbytes(tensor, 1)
+        self.program.collectives[node.name] = self.model.nbytes(tensor, 1)
 
     def add(self, op_type: str, inputs: Sequence[str], name: str, **attributes: Any) -> None:
         """Write a node with one result, called `name`."""
@@ -259,7 +249,7 @@ class Writer:
 
 
 class _LocalNode:
-    """A node while it is written; see rules.op.Local."""
+    """A node while it is written; see engine.layouts.rules.op.Local."""
 
     def __init__(self, writer: Writer, node: NodeProto) -> None:
         self.node = NodeProto()

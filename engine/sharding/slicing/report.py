@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import prod
 from typing import Any
 
 from onnx import NodeProto
@@ -125,10 +126,9 @@ def _local_bytes(program: Program, name: str) -> int:
     known = program.known.get(name)
     if known is None or known.dtype is None or known.shape is None:
         return 0
-    count = 1
-    for size in known.shape:
-        count *= size if isinstance(size, int) else 1
-    return stored_bytes(known.dtype, count)
+    return stored_bytes(
+        known.dtype, prod(size if isinstance(size, int) else 1 for size in known.shape)
+    )
 
 
 def _activations(program: Program, nodes: Sequence[NodeProto]) -> int:

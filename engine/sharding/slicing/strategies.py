@@ -17,7 +17,7 @@ from typing import NamedTuple
 from onnx import NodeProto
 
 from engine.errors import ModelError
-from engine.layouts.rules import Op, ShardingChoice
+from engine.layouts.rules import Op, Way
 from engine.layouts.states import State, lengths
 from engine.sharding.layout import Layout, NodeStrategy
 from engine.sharding.slicing.original import Original
@@ -68,7 +68,7 @@ def narrowed(strategy: Strategy, model: Original, ranks: int) -> Filter:
                 )
     wanted = _wanted(strategy, model, ranks, is_loose=bool(keys))
 
-    def narrow(op: Op, ways: list[ShardingChoice]) -> list[ShardingChoice]:
+    def narrow(op: Op, ways: list[Way]) -> list[Way]:
         node = strategy.nodes.get(op.node.name)
         kept = ways
         if node is not None:
@@ -160,16 +160,14 @@ def _wanted(strategy: Strategy, model: Original, ranks: int, *, is_loose: bool) 
     return wanted
 
 
-def _followed(
-    op: Op, ways: list[ShardingChoice], wishes: Mapping[int, Wish]
-) -> list[ShardingChoice]:
+def _followed(op: Op, ways: list[Way], wishes: Mapping[int, Wish]) -> list[Way]:
     """Return the ways that follow most wishes: all, else the firm ones."""
     firm = {position: wish for position, wish in wishes.items() if wish.is_firm}
     kept = [way for way in ways if _follows(op, way, wishes)]
     return kept or [way for way in ways if _follows(op, way, firm)]
 
 
-def _follows(op: Op, way: ShardingChoice, wishes: Mapping[int, Wish]) -> bool:
+def _follows(op: Op, way: Way, wishes: Mapping[int, Wish]) -> bool:
     return all(_goes_along(way.inputs[position], wish.split) for position, wish in wishes.items())
 
 
@@ -179,14 +177,14 @@ def _goes_along(state: State, split: Split) -> bool:
     return state.axis in axes if axes else not state.is_shard
 
 
-def _fits(op: Op, way: ShardingChoice, splits: Sequence[Sequence[int]]) -> bool:
+def _fits(op: Op, way: Way, splits: Sequence[Sequence[int]]) -> bool:
     return all(
         not name or list(_split(op, name, state)) == list(split)
         for name, state, split in zip(op.inputs, way.inputs, splits)
     )
 
 
-def _holds(op: Op, way: ShardingChoice, wanted: str, split: tuple[int, ...]) -> bool:
+def _holds(op: Op, way: Way, wanted: str, split: tuple[int, ...]) -> bool:
     return all(
         name != wanted or _split(op, name, state) == split
         for name, state in zip(op.inputs, way.inputs)
@@ -198,7 +196,7 @@ def _split(op: Op, name: str, state: State) -> tuple[int, ...]:
     return tuple(op.ranks if axis == state.axis else 1 for axis in range(rank))
 
 
-def _shown(op: Op, ways: Sequence[ShardingChoice]) -> str:
+def _shown(op: Op, ways: Sequence[Way]) -> str:
     splits = {
         str([list(_split(op, name, state)) for name, state in zip(op.inputs, way.inputs)])
         for way in ways

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from engine.layouts.batch.node import Node, counted, require
+from engine.layouts.batch.node import Node, counted, require, require_known
 from engine.layouts.batch.rules.elementwise import broadcast
 from engine.layouts.batch.rules.shapes import moved
 from engine.layouts.batch.sizes import Dim
@@ -161,9 +161,8 @@ def fourier(node: Node) -> list[Value]:
     node.require_whole(1, 2)
     rank = value.rank
     if node.version >= 20:
-        axes = node.ints(2) if node.has(2) else [-2]
-        require(axes is not None, "along which axis it works is not known")
-        assert axes is not None
+        given = node.ints(2) if node.has(2) else [-2]
+        axes = require_known(given, "along which axis it works is not known")
         axis = counted(axes[0], rank)
     else:
         axis = node.axis(1, rank)

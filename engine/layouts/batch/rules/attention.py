@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.layouts.batch.node import Node, require
+from engine.layouts.batch.node import Node, require, require_beside
 from engine.layouts.batch.sizes import Dim
 from engine.layouts.batch.values import Shape, Value, divided, whole
 
 
 def _own(node: Node, indices: Sequence[int]) -> tuple[bool, Dim]:
     """Return whether these inputs are divided along axis 0, and their size there."""
-    values = [node.maybe(index) for index in indices]
-    given = [value for value in values if value is not None]
-    if not any(value.is_divided for value in given):
-        return False, given[0].dims[0]
-    require(
-        all(value.is_divided and value.axis == 0 for value in given)
-        and len({value.size for value in given}) == 1,
-        "not all its inputs are divided along their first axis",
-    )
-    return True, given[0].size
+    given = [value for index in indices if (value := node.maybe(index)) is not None]
+    return require_beside(given), given[0].dims[0]
 
 
 def _broadcast_to(node: Node, index: int, rank: int, is_divided: bool) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.layouts.batch.node import Node, counted, only_data, require
+from engine.layouts.batch.node import Node, counted, only_data, require, require_known
 from engine.layouts.batch.rules.shapes import moved
 from engine.layouts.batch.sizes import BATCH, Dim, depends, lowest
 from engine.layouts.batch.values import (
@@ -148,9 +148,8 @@ def slice_(node: Node) -> list[Value]:
         if node.has(3) and axes is None:
             node.require_whole(0, 1, 2, 3, 4)
             return [whole()]
-    require(starts is not None and ends is not None, "where it cuts depends on the batch")
-    assert starts is not None
-    assert ends is not None
+    starts = require_known(starts, "where it cuts depends on the batch")
+    ends = require_known(ends, "where it cuts depends on the batch")
     node.require_whole(4)
     steps = node.ints(4) if node.has(4) else [1] * len(starts)
     places = [counted(int(axis), rank) for axis in (axes or range(len(starts)))]

@@ -7,7 +7,7 @@ from math import floor
 
 import numpy as np
 
-from engine.layouts.batch.node import Node, counted, require
+from engine.layouts.batch.node import Node, counted, require, require_beside, require_known
 from engine.layouts.batch.rules.elementwise import broadcast
 from engine.layouts.batch.rules.shapes import moved
 from engine.layouts.batch.sizes import BATCH, Dim
@@ -23,16 +23,20 @@ def _of_samples(value: Value, shape: Shape) -> Value:
 
 def conv(node: Node) -> list[Value]:
     """Conv, also of integers: the weights are the same for every sample."""
-    at = 3 if node.op_type == "QLinearConv" else 1
-    x, w = node.input(0), node.input(at)
     node.require_whole(*range(1, len(node.inputs)))
-    kernel = node.attributes.get("kernel_shape") or w.dims[2:]
-    sizes = _windows(node, x.dims[2:], kernel)
+    made = _convolved(node, 3 if node.op_type == "QLinearConv" else 1)
     scales = {"ConvInteger": (2,), "QLinearConv": (1, 2, 6, 7)}.get(node.op_type, ())
-    for index in scales if x.is_divided else ():
+    for index in scales if made.is_divided else ():
         scale = node.maybe(index)
         require(scale is None or all(size == 1 for size in scale.dims), "its scales are many")
-    return [_of_samples(x, (x.dims[0], w.dims[0], *sizes))]
+    return [made]
+
+
+def _convolved(node: Node, weights: int = 1) -> Value:
+    """Return a convolution's result. weights: the place of its weights."""
+    x, w = node.input(0), node.input(weights)
+    sizes = _windows(node, x.dims[2:], node.attributes.get("kernel_shape") or w.dims[2:])
+    return _of_samples(x, (x.dims[0], w.dims[0], *sizes))
 
 
 def conv_transpose(node: Node) -> list[Value]:
@@ -65,22 +69,8 @@ def deform_conv(node: Node) -> list[Value]:
     """DeformConv: offsets and masks are each sample's."""
     x, offsets, mask = node.input(0), node.input(2), node.maybe(4)
     node.require_whole(1, 3)
-    w = node.input(1)
-    own = [x, offsets, *([mask] if mask is not None else [])]
-    _require_beside(own)
-    kernel = node.attributes.get("kernel_shape") or w.dims[2:]
-    sizes = _windows(node, x.dims[2:], kernel)
-    return [_of_samples(x, (x.dims[0], w.dims[0], *sizes))]
-
-
-def _require_beside(values: Sequence[Value]) -> None:
-    """Raise Mixes unless all values are divided along axis 0, or none."""
-    if any(value.is_divided for value in values):
-        require(
-            all(value.is_divided and value.axis == 0 for value in values)
-            and len({value.size for value in values}) == 1,
-            "not all its inputs are divided along their first axis",
-        )
+    require_beside([x, offsets, *([mask] if mask is not None else [])])
+    return [_convolved(node)]
 
 
 def pool(node: Node) -> list[Value]:
@@ -186,15 +176,13 @@ def depends_on_data(node: Node, index: int) -> bool:
 def grid_sample(node: Node) -> list[Value]:
     """GridSample: each sample by its own grid."""
     x, grid = node.input(0), node.input(1)
-    _require_beside([x, grid])
+    require_beside([x, grid])
     return [_of_samples(x, (x.dims[0], x.dims[1], *grid.dims[1:-1]))]
 
 
 def affine_grid(node: Node) -> list[Value]:
     """AffineGrid: a grid for each sample's own matrix."""
-    theta, sizes = node.input(0), node.dims(1)
-    require(sizes is not None, "its sizes are not known")
-    assert sizes is not None
+    theta, sizes = node.input(0), require_known(node.dims(1), "its sizes are not known")
     if theta.is_divided:
         require(theta.axis == 0 and sizes[0] == theta.size == BATCH, "its sizes are of others")
     return [_of_samples(theta, (sizes[0], *sizes[2:], len(sizes) - 2))]
@@ -222,9 +210,7 @@ def region(node: Node) -> list[Value]:
     node.require_whole(1)
     axes = [counted(int(axis), x.rank) for axis in node.attributes.get("axes", range(x.rank))]
     require(x.axis not in axes or not x.is_divided, "it may change the size of the batch")
-    sizes = node.dims(1)
-    require(sizes is not None, "its sizes are not known")
-    assert sizes is not None
+    sizes = require_known(node.dims(1), "its sizes are not known")
     dims = list(x.dims)
     for axis, size in zip(axes, sizes):
         dims[axis] = size
@@ -235,22 +221,12 @@ def columns(node: Node) -> list[Value]:
     """Col2Im of each sample."""
     x = node.input(0)
     node.require_whole(1, 2)
-    sizes = node.dims(1)
-    require(sizes is not None, "its sizes are not known")
-    assert sizes is not None
+    sizes = require_known(node.dims(1), "its sizes are not known")
     return [_of_samples(x, (x.dims[0], node.symbols.new(), *sizes))]
 
 
 def fused_conv(node: Node) -> list[Value]:
     """FusedConv of com.microsoft, which may add a second tensor."""
-    [made] = _convolved(node)
-    rest = node.maybe(3)
-    return [made if rest is None else broadcast([made, rest], node.symbols)]
-
-
-def _convolved(node: Node) -> list[Value]:
-    """The convolution of a FusedConv, without what is added."""
-    x, w = node.input(0), node.input(1)
     node.require_whole(1, 2)
-    sizes = _windows(node, x.dims[2:], node.attributes.get("kernel_shape") or w.dims[2:])
-    return [_of_samples(x, (x.dims[0], w.dims[0], *sizes))]
+    made, rest = _convolved(node), node.maybe(3)
+    return [made if rest is None else broadcast([made, rest], node.symbols)]

@@ -1,4 +1,7 @@
-"""Rules by which operators split: for each, the dimensions of inputs and outputs that are one axis.
+"""How operators split, for `infer_predict_layout` only: the dimensions that are one axis.
+
+The slicer's rules are in `engine/layouts/rules/`: they need sizes, and divide one axis at a time. A
+strategy that is inferred here may split several, in the order of MindSpore's device matrix.
 
     axes = axes_of(node, (2, 2))      # MatMul: inputs (m, k) and (k, n), output (m, n)
 
