@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # `processes` is for every folder below
+sys.path.insert(0, str(HERE))  # `own_python` is for every folder below
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

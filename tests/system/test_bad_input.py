@@ -14,7 +14,7 @@ from pathlib import Path
 import hostile
 import numpy as np
 import pytest
-from processes import python
+from own_python import python
 
 import engine
 from engine_testing import encode, models

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from processes import python
+from own_python import python
 
 from engine_testing import models
 

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 from graphs import written
-from processes import python
+from own_python import python
 
 import engine
 from engine_testing import models

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 from click.shell_completion import shell_complete
-from processes import python
+from own_python import python
 
 from engine.cli.app import app
 

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import onnx
 import pytest
-from processes import python
+from own_python import python
 
 from engine.formats.encryption import encrypt
 from engine_testing import models

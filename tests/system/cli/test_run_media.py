@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import parsed
-from processes import python
+from own_python import python
 
 from engine.cli import main
 

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from processes import python
+from own_python import python
 
 ROOT = Path(__file__).parents[3]
 

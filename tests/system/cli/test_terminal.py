@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from processes import python
+from own_python import python
 
 from engine_testing import models
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from processes import python
+from own_python import python
 
 from engine_testing import models
 

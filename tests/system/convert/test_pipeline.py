@@ -15,7 +15,7 @@ import pytest
 from conversions import converted
 from graphs import written
 from onnx import TensorProto, helper
-from processes import python
+from own_python import python
 
 import engine
 from engine import BackendError, Cancelled, CancelToken, Converter, FmkType, Model, ModelError

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from processes import python
+from own_python import python
 
 import engine
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
-from processes import python
+from own_python import python
 
 import engine
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
-from processes import python
+from own_python import python
 
 FOLDER = Path(__file__).parents[3] / "examples" / "multi_device"
 

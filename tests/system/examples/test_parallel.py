@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from graphs import written
-from processes import python
+from own_python import python
 
 import engine
 from engine import ModelParallelRunner

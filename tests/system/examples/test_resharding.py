@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import numpy_helper
-from processes import python
+from own_python import python
 
 import engine
 from engine import sharding

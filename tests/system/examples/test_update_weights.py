@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from processes import python
+from own_python import python
 
 ROOT = Path(__file__).parents[3]
 MINDIR = ROOT / "tests" / "data" / "mindir" / "matmul_256.mindir"

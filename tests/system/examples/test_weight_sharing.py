@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from processes import python
+from own_python import python
 
 import engine
 

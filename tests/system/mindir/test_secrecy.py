@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from graphs import parsed
-from processes import python
+from own_python import python
 
 from engine.formats import encryption
 from engine_testing.shared_memory import left_since, names
