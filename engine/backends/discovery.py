@@ -138,7 +138,9 @@ def _first_of(plugin: object, error: BaseException) -> BaseException:
     try:
         level = plugin.engine_backend().level  # type: ignore[attr-defined]
         return NewerContract(level) if level > LEVEL else error
-    except Exception:  # the error itself says what is wrong
+    except BaseException as second:  # also SystemExit; the first error says what is wrong
+        if raised_by_handler(second):
+            raise
         return error
 
 

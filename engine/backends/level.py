@@ -9,7 +9,7 @@ from engine.hookspecs import LEVEL
 
 CONTRACT = f"1.{LEVEL}"
 
-_UNKNOWN_NAME = re.compile(r"cannot import name '(\w+)' from '(engine[\w.]*)'")
+_UNKNOWN_NAME = re.compile(r"cannot import name '(\w+)' from '(engine(?:\.[\w.]*)?)'")
 _UNKNOWN_FIELD = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 
 
@@ -38,7 +38,7 @@ def lacking(error: BaseException) -> str:
     elif isinstance(error, AttributeError):
         missing = _missing_member(error.obj, error.name)
     elif isinstance(error, TypeError) and (found := _UNKNOWN_FIELD.match(str(error))):
-        missing = f"{found[1]}.{found[2]}" if found[1] in _contract_classes() else ""
+        missing = f"{found[1]}.{found[2]}" if _is_contract_class(found[1], error) else ""
     return f"it needs {missing}, which contract {CONTRACT} of this core lacks" if missing else ""
 
 
@@ -54,7 +54,12 @@ def _missing_member(owner: object, name: str | None) -> str:
     return f"{where}.{name}" if is_contract else ""
 
 
-def _contract_classes() -> set[str]:
+def _is_contract_class(name: str, error: TypeError) -> bool:
+    """Return whether a class that a plugin has called is the contract's, not the plugin's own."""
     from engine import types  # rare
 
-    return {name for name, kind in vars(types).items() if isinstance(kind, type)}
+    kind, caller = getattr(types, name, None), error.__traceback__
+    while caller is not None and caller.tb_next is not None:
+        caller = caller.tb_next
+    meant = kind if caller is None else caller.tb_frame.f_globals.get(name, kind)
+    return isinstance(kind, type) and kind.__module__ == types.__name__ and meant is kind

@@ -103,12 +103,16 @@ def test_a_backend_of_this_level_or_an_earlier_one_is_taken(plugin_folder, level
         ("from numpy import no_such_thing", "", "cannot import name 'no_such_thing'"),
         ("import no_such_library", "", "no_such_library"),
         ("dict(a=1, **{'a': 2})", "", "TypeError"),
+        ("from engine_later import thing", "", "cannot import name 'thing' from 'engine_later'"),
+        ("class Option:\n    def __init__(self): ...\nOption(least=1)", "", "'least'"),
         ("", "level='7'", "BackendInfo.level is '7', expected an int"),
+        ("def BackendInfo(**said): raise SystemExit(3)", "", "SystemExit: 3"),
     ],
-)
+)  # fmt: skip
 def test_other_failures_are_not_taken_for_a_later_level(
     plugin_folder: Path, before: str, manifest: str, said: str
 ) -> None:
+    (plugin_folder / "engine_later.py").write_text("")
     later(plugin_folder, before, manifest)
     found = backends.record("later")
     assert found.state is BackendState.BROKEN
