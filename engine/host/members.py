@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,17 +53,22 @@ class Members:
 
     def has_ended(self, rank: int) -> bool:
         """Return whether the process of a rank on this machine has ended."""
-        process = self._processes.get(rank)
-        return process is not None and has_ended(process)
+        return rank in self._ended((rank,))
 
     def ended(self) -> list[int]:
         """Return the ranks whose processes on this machine have ended."""
-        return [rank for rank in self._processes if self.has_ended(rank)]
+        return self._ended(range(self._world_size))
+
+    def _ended(self, ranks: Iterable[int]) -> list[int]:
+        processes = self._processes  # another thread may call `close` meanwhile
+        found = [rank for rank in ranks if rank in processes and has_ended(processes[rank])]
+        return found if self._processes is processes else []  # of what is closed nobody knows
 
     def close(self) -> None:
         """Let go of the processes; twice does nothing."""
-        while self._processes:
-            os.close(self._processes.popitem()[1])
+        processes, self._processes = self._processes, {}
+        for process in processes.values():
+            os.close(process)
 
 
 def _machine() -> str:

@@ -11,6 +11,8 @@ import time
 import pytest
 
 from engine.errors import CommunicatorError
+from engine.host import members as members_module
+from engine.host import peers
 from engine.host.members import Members
 
 
@@ -51,6 +53,24 @@ def test_a_rank_of_this_machine_has_ended_when_its_process_has() -> None:
         assert members.has_ended(1)
     members.close()
     members.close()
+    assert not members.has_ended(1)
+
+
+def test_ranks_that_are_let_go_of_meanwhile_have_not_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine_of = json.dumps([members_module._machine(), os.getppid()]).encode()
+    store = DictStore()
+    store.values = {f"here {rank}": machine_of for rank in (1, 2)}
+    members = Members(store, 0, 3)
+    assert members.join(time.monotonic() + 10) == []
+
+    def has_ended(process: int) -> bool:  # another thread closes just before the look
+        members.close()
+        return peers.has_ended(process)
+
+    monkeypatch.setattr(members_module, "has_ended", has_ended)
+    assert members.ended() == []
     assert not members.has_ended(1)
 
 
