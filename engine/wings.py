@@ -25,8 +25,12 @@ def wing(name: str) -> Any:
     try:
         return _found[name]
     except KeyError:
-        from engine.backends.wings import load  # `import engine` loads no backends
-
         # An interrupt must not leave half a module behind.
-        thing = _found[name] = undisturbed(partial(load, name))
+        thing = _found[name] = undisturbed(partial(_load, name))
         return thing
+
+
+def _load(name: str) -> Any:
+    from engine.backends.wings import load  # `import engine` loads no backends
+
+    return load(name)

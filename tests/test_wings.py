@@ -71,6 +71,26 @@ with engine.load(sys.argv[1], "null", variable_weights=["two"]) as model:
 """
 
 
+IMPORTERS = """
+import engine, sys, threading
+
+class Note:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("engine.") and threading.current_thread() is threading.main_thread():
+            print(name)
+
+sys.meta_path.insert(0, Note())
+assert engine.ModelParallelRunner
+"""
+
+
+def test_no_signal_handler_comes_between_the_imports_of_a_wing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTERS], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == ""
+
+
 @pytest.mark.parametrize("name", ENTRIES)
 def test_what_a_wing_has_registered_is_found_by_name(name: str) -> None:
     module, _, attribute = ENTRIES[name].partition(":")
