@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelStateError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
+    from engine.serving.request_future import RequestFuture
     from engine.serving.request_queue import RequestQueue
     from engine.tensor import Tensor
     from engine.types import CancelToken
@@ -78,7 +80,7 @@ class Runner(Handle):
         ahead: deque[Future[list[Tensor]]] = deque()
         try:
             for inputs in requests:
-                ahead.append(self._free_queue().submit(inputs, None, None, "pass"))
+                ahead.append(undisturbed(partial(self._take, inputs)))  # see `submit`
                 if len(ahead) > self._most_ahead():
                     yield ahead.popleft().result()
             while ahead:
@@ -99,8 +101,7 @@ class Runner(Handle):
         ahead: deque[asyncio.Task[list[Tensor]]] = deque()
         try:
             async for inputs in _each(requests):
-                future = self._free_queue().submit(inputs, None, None, "pass")
-                ahead.append(asyncio.ensure_future(awaited(future)))
+                ahead.append(asyncio.ensure_future(awaited(self._take(inputs))))
                 if len(ahead) > self._most_ahead():
                     yield await ahead.popleft()
             while ahead:
@@ -108,6 +109,10 @@ class Runner(Handle):
         finally:
             for task in ahead:
                 task.cancel()
+
+    def _take(self, inputs: Inputs) -> RequestFuture:
+        """Queue a request, however many wait: `map` and `stream` never let too many of theirs."""
+        return self._free_queue().submit(inputs, None, None, "pass")
 
     def _most_ahead(self) -> int:
         """Return how many requests keep all workers busy."""

@@ -30,8 +30,9 @@ from engine import (
     QueueFull,
 )
 from engine.serving.statistics import Recorder
+from engine.serving.threads import Admission
 from engine_testing import models
-from engine_testing.interrupts import Interrupter
+from engine_testing.interrupts import Expired, Interrupter
 
 X = np.ones((1, 3), np.float32)
 Make = Callable[..., ModelParallelRunner]
@@ -333,6 +334,29 @@ def test_what_a_signal_handler_raises_beside_submitted_requests_loses_none(make,
         is_over.set()
         going_on.result(30)
     runner.close()  # and does not hang
+
+
+def test_what_a_signal_handler_raises_in_map_leaves_no_slot_taken(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, admitted = make(1), Admission.admitted
+
+    def expire(*_: object) -> None:
+        raise Expired
+
+    def interrupted(waiter: Admission) -> None:
+        monkeypatch.setattr(Admission, "admitted", admitted)
+        os.kill(os.getpid(), signal.SIGALRM)
+        admitted(waiter)
+
+    monkeypatch.setattr(Admission, "admitted", interrupted)
+    before = signal.signal(signal.SIGALRM, expire)
+    try:
+        with pytest.raises(Expired):
+            list(runner.map([[X]] * 2))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    wait_until(lambda: not runner.statistics().running)
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(3, [2, 1]), (1, [1, 1])])
