@@ -47,7 +47,11 @@ def _bound(implementation: pluggy.HookImpl, given: tuple[str, ...]) -> Callable[
     # Arguments with defaults count too: so a plugin may span versions of the contract.
     named = (*implementation.argnames, *implementation.kwargnames)
     taken = tuple(name for name in named if name in given)
-    if taken == given:
+    if named[: len(given)] == given:
         return function
     indices = tuple(given.index(name) for name in taken)
-    return lambda *arguments: function(*[arguments[index] for index in indices])
+    if named[: len(taken)] == taken:
+        return lambda *arguments: function(*[arguments[index] for index in indices])
+    # One that this core does not know stands before one that it does.
+    pairs = tuple(zip(taken, indices, strict=True))
+    return lambda *arguments: function(**{name: arguments[index] for name, index in pairs})

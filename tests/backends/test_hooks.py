@@ -23,6 +23,10 @@ def surplus(device, surplus=None):
     return device
 
 
+def between(device, surplus=None, earlier=None, later=None):
+    return device, surplus, earlier, later
+
+
 def by_keyword(*, device="none"):
     return device
 
@@ -42,6 +46,7 @@ def test_an_implementation_of_all_arguments_is_bound_itself() -> None:
         (module(engine_order=hookimpl(tryfirst=True)(lambda device: device)), 1),
         (module(order=hookimpl(specname="engine_order")(lambda device: device)), 1),
         (module(engine_order=hookimpl(surplus)), 1),
+        (module(engine_order=hookimpl(between)), (1, None, 2, 3)),
         (module(engine_order=hookimpl(by_keyword)), "none"),
         (SimpleNamespace(engine_order=hookimpl(lambda device: device)), 1),
     ],
