@@ -12,7 +12,10 @@ ROOT = Path(__file__).parents[1]
 
 @cache
 def digest_of_code(parts: tuple[str, ...]) -> str:
-    """Return a digest of files and folders of the package, by their paths in it."""
+    """Return a digest of files and folders of the package, by their paths in it.
+
+    A folder that is not there, as of a wing that was taken away, has no files.
+    """
     digest = hashlib.sha256()
     for path in _files(ROOT, parts):
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0")
@@ -23,4 +26,4 @@ def digest_of_code(parts: tuple[str, ...]) -> str:
 def _files(root: Path, parts: Iterable[str]) -> Iterable[Path]:
     for part in parts:
         path = root / part
-        yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        yield from [path] if path.suffix else sorted(path.rglob("*.py"))

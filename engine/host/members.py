@@ -26,6 +26,7 @@ class Members:
         self._rank = rank
         self._world_size = world_size
         self._processes: dict[int, int] = {}  # rank -> pidfd, of ranks on this machine
+        self._gone: list[int] = []  # ranks whose processes had ended before they were looked at
 
     def join(self, end_s: float) -> list[int]:
         """Say that this rank is here, and wait for the others; return those that do not come.
@@ -47,8 +48,12 @@ class Members:
                 continue
             where, pid = json.loads(data)
             if where == machine and pid != own and HAS_PEERS:
-                with suppress(OSError):  # it has ended already: it is missed soon
+                try:
                     self._processes[rank] = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    self._gone.append(rank)
+                except OSError:
+                    pass  # no descriptor is left: it is missed at the next collective's time-out
         return missing
 
     def has_ended(self, rank: int) -> bool:
@@ -61,12 +66,16 @@ class Members:
 
     def _ended(self, ranks: Iterable[int]) -> list[int]:
         processes = self._processes  # another thread may call `close` meanwhile
-        found = [rank for rank in ranks if rank in processes and has_ended(processes[rank])]
+        found = [
+            rank
+            for rank in ranks
+            if rank in self._gone or (rank in processes and has_ended(processes[rank]))
+        ]
         return found if self._processes is processes else []  # of what is closed nobody knows
 
     def close(self) -> None:
         """Let go of the processes; twice does nothing."""
-        processes, self._processes = self._processes, {}
+        processes, self._processes, self._gone = self._processes, {}, []
         for process in processes.values():
             os.close(process)
 

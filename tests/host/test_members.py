@@ -56,6 +56,18 @@ def test_a_rank_of_this_machine_has_ended_when_its_process_has() -> None:
     assert not members.has_ended(1)
 
 
+def test_a_rank_whose_process_ended_before_it_was_looked_at_has_ended() -> None:
+    store = DictStore()
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    store.set("here 1", json.dumps([members_module._machine(), process.pid]).encode())
+    members = Members(store, 0, 2)
+    assert members.join(time.monotonic() + 10) == []
+    assert members.ended() == [1]
+    members.close()
+    assert members.ended() == []
+
+
 def test_ranks_that_are_let_go_of_meanwhile_have_not_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

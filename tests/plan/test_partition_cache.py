@@ -18,8 +18,9 @@ from plan_models import Config, external, refusing, save
 
 import engine
 from engine.backends import find_target, open_backend
-from engine.formats import open_source
+from engine.formats import code, open_source
 from engine.plan import extract
+from engine.plan.mixed import partition_cache
 from engine.plan.options import BuildOptions
 from engine.report.explain import explain
 from engine.weights.compile_cache import CompileCache
@@ -324,3 +325,16 @@ def test_nothing_is_kept_where_nothing_may_be_written(
 ) -> None:
     load(path, compile_cache=mode).close()
     assert list(entries.glob("*")) == []
+
+
+@pytest.mark.parametrize("folder", ["plan", "distributed", "formats/onnx"])
+def test_the_code_that_makes_a_partition_is_in_its_digest(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code, "ROOT", tmp_path)
+    found = set()
+    for text in ("", "changed"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)  # the others are not there
+        (tmp_path / folder / "code.py").write_text(text)
+        found.add(code.digest_of_code.__wrapped__(partition_cache._CODE))
+    assert len(found) == 2

@@ -27,7 +27,8 @@ from engine.types import CompileOptions, ModelSource, ShapeRange
 
 RECORD = "partition.json"
 
-_CODE = ("plan", "formats/onnx")
+# What a partition is made by; distributed/ makes that of a rank's model.
+_CODE = ("plan", "distributed", "formats/onnx")
 
 
 def write(partitioning: Partitioning, parts: Sequence[Part], folder: Path) -> None:
