@@ -140,14 +140,14 @@ def test_a_plugin_imports_of_the_core_what_is_for_plugins(path: Path) -> None:
 # ------------------------------------------------------------------------------------- circles
 
 
-def module(path: Path) -> str:
-    """The dotted name of a module of the engine."""
-    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+def module(path: Path, root: Path = ROOT) -> str:
+    """The dotted name of a module of the engine, or of another package."""
+    parts = path.relative_to(root.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path, modules: set[str]) -> set[str]:
-    """The modules of the engine that one imports, in functions and for type checkers too."""
+def imports(path: Path, modules: set[str], own: str = "") -> set[str]:
+    """The modules, of those given, that one imports, in functions and for type checkers too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
@@ -159,7 +159,7 @@ def imports(path: Path, modules: set[str]) -> set[str]:
             while name and name not in modules:
                 name = name.rpartition(".")[0]
             found.add(name)
-    return found - {"", module(path)}
+    return found - {"", own or module(path)}
 
 
 def circular(graph: dict[str, set[str]]) -> set[str]:
@@ -188,6 +188,18 @@ def test_a_circle_is_found(graph: dict[str, set[str]], found: set[str]) -> None:
 def test_no_files_import_each_other_in_a_circle() -> None:
     modules = {module(path) for path in FILES}
     assert circular({module(path): imports(path, modules) for path in FILES}) == set()
+
+
+# The lowering and the tables of functions that it calls by the kind of a node, which take it.
+LOWERING = ("engine_mindir.lower", "engine_mindir.control", "engine_mindir.structural",
+            "engine_mindir.declared", "engine_mindir.primitives")  # fmt: skip
+
+
+def test_no_files_of_a_plugin_import_each_other_in_a_circle() -> None:
+    paths = {module(path, root): path for root in (*PLUGINS.glob("*/engine_*"),)
+             for path in root.rglob("*.py")}  # fmt: skip
+    graph = {name: imports(path, {*paths}, name) for name, path in paths.items()}
+    assert {name for name in circular(graph) if not name.startswith(LOWERING)} == set()
 
 
 # ------------------------------------------------------------------------------- private names

@@ -216,7 +216,7 @@ def test_a_holder_that_ends_in_the_middle_of_an_answer_makes_way(
 FAULTS = [
     ("killed", -9, "rank 1 of 2 has ended: its process crashed or was killed"),
     ("raises", 1, "rank 1 of 2 has "),
-    ("ends", 0, "rank 1 of 2 has left the group during all-reduce"),
+    ("ends", 0, "rank 1 of 2 has left the group"),
     ("is late", -15, "rank 1 of 2 did not come in time to all-reduce"),
     ("raises before", 1, "rank 1 of 2 did not join within 3 s"),
     ("ends before", 0, "rank 1 of 2 did not join within 3 s"),

@@ -51,9 +51,10 @@ def int8(g: Builder, *shape: int) -> str:
     return g.constant(np.random.default_rng(1).integers(-100, 100, shape), np.int8)
 
 
-def weights(g: Builder, *shape: int, scales: int) -> tuple[str, str, str]:
+def weights(g: Builder, *shape: int, scales: int, zeros: int) -> tuple[str, str, str]:
+    """Weights with a scale each; their zero points count up to `zeros`."""
     scale = g.constant(np.linspace(0.01, 0.02, scales), np.float32)
-    return int8(g, *shape), scale, g.constant(np.arange(scales) % 3, np.int8)
+    return int8(g, *shape), scale, g.constant(np.arange(scales) % zeros, np.int8)
 
 
 def computed_sizes(g: Builder) -> str:
@@ -76,16 +77,17 @@ def one_hot(g: Builder) -> str:
 
 
 def qlinear_conv(g: Builder) -> str:
+    """Onnxruntime 1.23 wants one zero point for all channels."""
     bias = g.constant(np.arange(10), np.int32)
     return str(
-        g.add("QLinearConv", *quantized(g), *weights(g, 10, 3, 1, 1, scales=10),
+        g.add("QLinearConv", *quantized(g), *weights(g, 10, 3, 1, 1, scales=10, zeros=1),
               g.constant(0.1, np.float32), g.constant(120, np.uint8), bias)
     )  # fmt: skip
 
 
 def qlinear_matmul(g: Builder) -> str:
     made = g.constant(0.1, np.float32), g.constant(120, np.uint8)
-    return str(g.add("QLinearMatMul", *quantized(g), *weights(g, 6, 10, scales=10), *made))
+    return str(g.add("QLinearMatMul", *quantized(g), *weights(g, 6, 10, scales=10, zeros=3), *made))
 
 
 def conv_integer(g: Builder) -> str:

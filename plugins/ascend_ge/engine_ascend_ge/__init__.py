@@ -166,7 +166,7 @@ def engine_order(device: Device, earlier: int, later: int | None) -> bool:
 def engine_compiled_key(options: CompileOptions) -> Mapping[str, str]:
     from engine_ascend_ge import compiled
 
-    return compiled.key(options)
+    return compiled.key(options, __version__)
 
 
 @hookimpl

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import engine_ascend_ge
 from engine.errors import CompiledFormError
 from engine.types import CompileOptions, GraphInfo, ShapeRange
 from engine_ascend_ge import devices, external, options, runtime
@@ -23,7 +22,7 @@ _FILES = ("insert_op_conf", "modify_mixlist", "customize_dtypes")  # flags that 
 _FORM = 2  # of the notes
 
 
-def key(wish: CompileOptions) -> Mapping[str, str]:
+def key(wish: CompileOptions, plugin_version: str) -> Mapping[str, str]:
     """Return all that an .om file depends on beside the model; engine_compiled_key says more.
 
     The driver is not among it: an .om is made without one, and loads with any that its CANN has.
@@ -40,7 +39,7 @@ def key(wish: CompileOptions) -> Mapping[str, str]:
         if not name.startswith("op_compiler_cache")
     }
     return {
-        "plugin": engine_ascend_ge.__version__,
+        "plugin": plugin_version,
         "CANN": devices.toolkit_version(folder) if folder is not None else "",
         "ACL": ".".join(map(str, version[:3])),
         "atc": settings.atc,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -30,9 +30,29 @@ from engine_ascend_ge.outputs import Outputs
 from engine_ascend_ge.workspace import Workspace
 
 if TYPE_CHECKING:
-    from engine_ascend_ge.model import AscendExecutable
+    from engine_ascend_ge.loading import Loader
+    from engine_ascend_ge.profiling import Stopwatch
 
 Shape = tuple[int, ...]
+
+
+class Compiled(Protocol):
+    """The executable, as its contexts see it.
+
+    resident: outputs that stay on the device. is_part: of a plan of several. is_queued: its runs
+    are queued on the stream, and nobody waits for their end.
+    """
+
+    name: str
+    device_id: int
+    resident: frozenset[str]
+    is_part: bool
+    is_queued: bool
+    loader: Loader
+    stopwatch: Stopwatch | None
+
+    def forget(self, context: AscendContext) -> None:
+        """Drop a context that is closed, or as far closed as it could be."""
 
 
 class AscendContext:
@@ -42,7 +62,7 @@ class AscendContext:
     ACL's current context belongs to a thread, so every use begins by making the device's current.
     """
 
-    def __init__(self, executable: AscendExecutable, beside: AscendContext | None = None) -> None:
+    def __init__(self, executable: Compiled, beside: AscendContext | None = None) -> None:
         self._executable = executable
         self._name = executable.name
         self._device = Device("ascend", executable.device_id)

@@ -6,7 +6,8 @@ This file is the backend's hooks; what they do lies beside it:
     entries.py       which of ONNX Runtime's own entries it knows
     thread_pool.py   one pool of threads for the process; spin.py: how long idle ones wait
     workspace.py     one arena of activations for several sessions
-    session.py       load: a session, or the nodes that there can be none for
+    load.py          load: a session, or the nodes that there can be none for
+    session.py       sessions as ONNX Runtime makes them
     executable.py    compile: the session with its placement and memory
     compiled.py      its compiled form on disk: the optimised graph and packed weights
     compiled_session.py  sessions that write such a form, and are opened from it
@@ -16,10 +17,11 @@ This file is the backend's hooks; what they do lies beside it:
     prescreen.py     what a model is suspected of, before a session is made of it;
                      suspicion.py: most of nothing, which takes no look
     node_rules.py    what its nodes must keep to; nodes.py, element_types.py: what they are
-    known_issues.py  kernels that are not used
+    known_issues.py  kernels that are not used; issue.py: what is known of one
     prepare/         models that ONNX Runtime refuses as they are: written in other terms
     prepared.py      what that answers; ranks.py: contexts that check inputs of no declared rank
-    run.py           one execution context: how arrays reach the session, come back
+    run.py           one execution context: how arrays reach the session, come back;
+                     layout.py: the names and types that all of a session have in common
     bound.py         arrays that stay bound in a session between runs
     values.py        the same for what ONNX Runtime's Python interface has no arrays of
     deadline.py      stopping a run that takes too long
@@ -123,7 +125,7 @@ def engine_diagnose() -> Sequence[Check]:
 
 @hookimpl
 def engine_load(source: ModelSource, options: CompileOptions) -> CpuModel:
-    from engine_cpu.session import load_model
+    from engine_cpu.load import load_model
 
     return load_model(source, options)
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 
 if TYPE_CHECKING:
-    from engine_cpu.run import Array, Layout
+    from engine_cpu.layout import Array, Layout
 
 
 class Bound:

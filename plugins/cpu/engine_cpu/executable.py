@@ -17,8 +17,9 @@ from engine.types import (
     NodeState,
     Placement,
 )
+from engine_cpu.layout import Layout
 from engine_cpu.options import session_options
-from engine_cpu.run import CpuContext, Layout
+from engine_cpu.run import CpuContext
 from engine_cpu.session import CpuModel, graph_of, look_in, session_from
 
 if TYPE_CHECKING:

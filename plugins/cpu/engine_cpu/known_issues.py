@@ -10,8 +10,10 @@ where a type is not known. Option `workarounds` turns off all but those that end
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from engine_cpu.issue import KnownIssue
 
 if TYPE_CHECKING:
     from onnx import NodeProto, TypeProto
@@ -24,18 +26,6 @@ _FLOATS = (_FLOAT, _FLOAT16)
 _INT32, _INT64 = 6, 7
 _DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml"})  # no two of them have an operator in common
 _INTEGERS = (2, 3, 4, 5, 6, 7, 12, 13)
-
-
-class KnownIssue(NamedTuple):
-    """The reason why a kernel is not used.
-
-    wider: types in which it is right, to be tried in this order. ends_process: the process ends;
-    otherwise the result is wrong, or missing.
-    """
-
-    reason: str
-    wider: tuple[Mapping[int, int], ...] = ()
-    ends_process: bool = False
 
 
 def known_issue(node: NodeProto, scope: Scope, workarounds: bool = True) -> KnownIssue | None:

@@ -1,11 +1,11 @@
-"""Test for models that need prescreen.py: most need none, and then it is not imported."""
+"""Test for models that need prescreen.py: most need none, and then load.py does not import it."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Container
 
-from engine.types import GraphInfo, ModelSource
+from engine.types import GraphInfo
 
 
 class Suspicion(enum.IntEnum):
@@ -51,16 +51,6 @@ def holds(graph: GraphInfo, operators: Container[str]) -> bool:
 def may_quantize(graph: GraphInfo) -> bool:
     """Return True for a model that quantized.py looks at: DequantizeLinear, here or inside."""
     return holds(graph, DEQUANTIZING)
-
-
-def suspicion_of(source: ModelSource, workarounds: bool = True) -> Suspicion:
-    """Return what a model is suspected of; see `prescreen`, which is asked unless it is plain."""
-    assert source.graph is not None, "the core reads every ONNX file before a backend does"
-    if is_plain(source.graph):
-        return Suspicion.NONE
-    from engine_cpu.prescreen import prescreen
-
-    return prescreen(source, workarounds)
 
 
 def is_plain(graph: GraphInfo) -> bool:

@@ -14,7 +14,8 @@ import numpy as np
 import onnxruntime as ort
 
 from engine.types import DType, TensorSpec, ValueKind
-from engine_cpu.run import PLAIN, Array, CpuContext, Layout
+from engine_cpu.layout import PLAIN, Array, Layout
+from engine_cpu.run import CpuContext
 
 # Where a value must be of a type that ONNX Runtime gives arrays of: one that holds it exactly.
 CARRIERS = {

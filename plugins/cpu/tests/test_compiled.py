@@ -32,7 +32,7 @@ from engine.types import (
     Threads,
 )
 from engine_cpu import compiled as compiled_form
-from engine_cpu import compiled_session, session
+from engine_cpu import compiled_session, load, session
 from engine_cpu import node_states as node_states_module
 from engine_cpu.node_states import Kernel, OptimisedGraph, node_states
 from engine_cpu.options import OPTIONS as CPU_OPTIONS
@@ -272,8 +272,8 @@ def test_a_model_that_is_prepared_is_kept_as_it_was_prepared(
     [expected] = predict(compiled(source), x)
     cold = compiled(source, replace(OPTIONS, save_to=folder))
     assert "model.onnx" in os.listdir(folder)
-    monkeypatch.setattr(session, "_prepared", None)  # nothing is prepared, or screened, again
-    monkeypatch.setattr(session, "suspicion_of", None)
+    monkeypatch.setattr(load, "_prepared", None)  # nothing is prepared, or screened, again
+    monkeypatch.setattr(load, "suspicion_of", None)
     warm = compiled(replace(source, compiled=folder))
     assert (cold.inputs, cold.outputs) == (warm.inputs, warm.outputs)
     assert cold.placement() == warm.placement()

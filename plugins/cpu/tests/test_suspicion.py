@@ -12,7 +12,8 @@ from engine.errors import ModelError
 from engine.formats import open_source
 from engine.types import GraphInfo, ModelSource
 from engine_cpu import known_issues, node_rules, prescreen, suspicion, trees
-from engine_cpu.suspicion import Suspicion, is_plain, suspicion_of
+from engine_cpu.load import suspicion_of
+from engine_cpu.suspicion import Suspicion, is_plain
 
 node = helper.make_node
 

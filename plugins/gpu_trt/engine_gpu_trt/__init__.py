@@ -11,6 +11,7 @@ This file is the backend's hooks, but those of the collectives; what they do lie
     options.py     the user's settings
     dtypes.py      element types
     network.py     load: a parsed network, or a compiled engine
+    model.py       what load hands to compile
     precision.py   preferred_fp16: the model rewritten
     profiles.py    the shapes to compile for
     build.py       compile: from network to engine
@@ -91,7 +92,7 @@ from engine_gpu_trt.options import OPTIONS, PROVIDERS
 
 if TYPE_CHECKING:
     from engine_gpu_trt.executable import TrtContext, TrtExecutable
-    from engine_gpu_trt.network import TrtModel
+    from engine_gpu_trt.model import TrtModel
 
 __version__ = "0.1.0"
 

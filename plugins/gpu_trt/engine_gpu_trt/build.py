@@ -13,7 +13,7 @@ from engine_gpu_trt import form, lending, messages, outside, refit, timing
 from engine_gpu_trt.engines import Engine, deserialize
 from engine_gpu_trt.executable import TrtExecutable
 from engine_gpu_trt.layers import layers_of
-from engine_gpu_trt.network import TrtModel
+from engine_gpu_trt.model import TrtModel
 from engine_gpu_trt.placement import placement_of
 from engine_gpu_trt.profiles import Profile, bounded, shape_profiles
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 from engine.errors import BackendUnavailable, ModelError
@@ -14,7 +14,6 @@ from engine_gpu_trt.cuda import Gpu
 from engine_gpu_trt.profiles import bounded
 
 if TYPE_CHECKING:
-    from engine_gpu_trt.run import Run
     from engine_gpu_trt.turns import Turns
 
 
@@ -23,6 +22,23 @@ Key: TypeAlias = tuple[str, int, str]
 
 _loaded: WeakValueDictionary[Key, Loaded] = WeakValueDictionary()
 _loading = threading.Lock()
+
+
+class OpenContext(Protocol):
+    """A context of an engine, for what changes or closes the engine. device_bytes: its memory."""
+
+    @property
+    def device_bytes(self) -> int:
+        """See the class."""
+
+    def settle(self) -> None:
+        """Wait for the end of what it has queued."""
+
+    def forget_recording(self) -> None:
+        """Drop its recorded executions, which have the weights' addresses."""
+
+    def close(self) -> None:
+        """Free it."""
 
 
 class Loaded:
@@ -53,7 +69,7 @@ class Engine:
         loaded.users += 1
         self.engine: Any = loaded.engine
         engine = loaded.engine
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, OpenContext] = {}
         self.turns: Turns | None = None  # what predicts take where weights may be exchanged
         self.broken = ""  # why it runs no more: an update of its weights that failed half-way
         tensors = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]

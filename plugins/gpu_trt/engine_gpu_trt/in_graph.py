@@ -18,7 +18,7 @@ from engine.types import CompileOptions, DType, GraphInfo, NodeInfo
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-    from engine_gpu_trt.network import TrtModel
+    from engine_gpu_trt.model import TrtModel
 
 OLDEST_GPU = (8, 0)
 """The compute capability that TensorRT's documentation asks for."""

@@ -20,7 +20,7 @@ from engine_gpu_trt.slots import Array
 
 if TYPE_CHECKING:
     from engine_gpu_trt.engines import Engine
-    from engine_gpu_trt.network import TrtModel
+    from engine_gpu_trt.model import TrtModel
 
 UNSOUND = (11, 3)
 """The version of TensorRT whose refittable engines may drop a bias (its release notes say so)."""

@@ -26,7 +26,7 @@ from engine.model_bytes import infer_shapes
 from engine.types import Attribute, NodeInfo
 
 if TYPE_CHECKING:
-    from engine_cpu.known_issues import KnownIssue
+    from engine_cpu.issue import KnownIssue
 
 # Constants of so many elements are part of a kind: kernels look at axes, scales and the like
 # while they are made. Of a weight the type is enough.
