@@ -28,7 +28,7 @@ from engine.tensor import Tensor
 from engine.types import CancelToken
 
 _LOOK_S = 0.002
-# A run that takes less is over before a worker that sleeps is awake.
+# A run that takes less is over before a worker is awake.
 _SHORT_RUN_S = 200e-6
 
 
@@ -163,18 +163,15 @@ class RequestQueue(Generic[R]):
         None where no other thread runs it: the calling thread has a slot then.
         """
         limit = 0 if self._is_waiting else self._limit
-        semaphore = self.semaphore
-        # Where others wait for the one slot, the worker is awake and goes from run to run.
-        is_awake = semaphore.slots == 1 and semaphore.waiting > 0
-        if (is_awake or self.runnable.run_s >= _SHORT_RUN_S) and not in_main_thread():
+        if self.runnable.run_s >= _SHORT_RUN_S and not in_main_thread():
             hand_off = HandOff(run, request)
             try:
                 if self.pending.hand_off(hand_off, limit):
-                    results = hand_off.results_by(semaphore, deadline_s, cancel)
+                    results = hand_off.results_by(self.semaphore, deadline_s, cancel)
                     return results, hand_off.run_s
             finally:
                 self.pending.forget(hand_off)
-        if semaphore.acquire(deadline_s, cancel, request, limit):
+        if self.semaphore.acquire(deadline_s, cancel, request, limit):
             return None
         assert request is not None
         return request.results or [], request.began_s
