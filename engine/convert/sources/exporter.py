@@ -168,7 +168,11 @@ def _check(path: str) -> None:
     from engine.formats.onnx.graphs import bodies
 
     model = onnx.load(path, load_external_data=False)
-    versions = {opset.domain: opset.version for opset in model.opset_import}
+    versions = {
+        opset.domain: opset.version
+        for holder in (*model.functions, model)  # a function may use what the model does not
+        for opset in holder.opset_import
+    }
     # tf2onnx keeps what it cannot convert as it is.
     strange = {
         node.op_type

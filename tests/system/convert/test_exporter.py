@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from graphs import parsed
 
@@ -53,6 +54,17 @@ def test_an_exporter_that_writes_no_valid_onnx_is_an_error(exporter):
     model = parsed("g () => () { y = Relu(missing) }")
     with pytest.raises(ModelError, match="missing"):
         exporter(f"open(request['result'], 'wb').write({model.SerializeToString()!r})")
+
+
+def test_a_function_may_use_operators_of_a_set_that_the_model_itself_does_not(exporter, tmp_path):
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["own": 1]>
+        g (float[2] x) => (float[2] y) { y = own.Twice (x) }
+        <domain: "own", opset_import: ["": 20]>
+        Twice (x) => (y) { z = Gelu (x)  y = Add (z, z) }"""
+    )
+    read, _ = exporter(f"open(request['result'], 'wb').write({model.SerializeToString()!r})")
+    assert read.functions[0].node[0].op_type == "Gelu"
 
 
 def test_cancelling_ends_the_exporter_at_once(exporter):
