@@ -102,10 +102,12 @@ def test_who_waits_is_served_in_the_order_of_coming() -> None:
         pool.give_back(lease)
 
     with ThreadPoolExecutor(12) as threads:
+        served = []
         for index in range(12):
-            threads.submit(work, index)
+            served.append(threads.submit(work, index))
             wait_until(lambda count=index + 1: len(pool.semaphore._waiting) == count)
         pool.give_back(held)
+    assert [each.exception() for each in served] == [None] * 12
     assert order == list(range(12))
     assert pool.open_count == 1
 
@@ -130,7 +132,7 @@ def test_a_thread_gets_its_own_context_back_without_a_reset_and_others_with_one(
 def test_waiting_counts_towards_the_deadline(fake: ModuleType, single: engine.Model) -> None:
     fake.delay_s = 300.0
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(single.predict, [X])
+        runs = thread.submit(single.predict, [X])
         wait_until(lambda: fake.running)
         begin = time.monotonic()
         with pytest.raises(
@@ -139,6 +141,7 @@ def test_waiting_counts_towards_the_deadline(fake: ModuleType, single: engine.Mo
             single.predict([X], timeout_s=0.1)
         assert 0.09 < time.monotonic() - begin < 200
         fake.delay_s = 0
+    assert runs.result()
     assert single.predict([X], timeout_s=60)  # the place in the queue was given up
 
 
@@ -311,11 +314,12 @@ def test_an_interrupt_that_meets_the_admission_gives_the_slot_back() -> None:
         raise KeyboardInterrupt
 
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(hold)
+        held = thread.submit(hold)
         assert slot_is_held.wait(60)
         interrupted = signal_to_this_thread(lambda: semaphore._waiting, handler)
         with interrupted, pytest.raises(KeyboardInterrupt):
             semaphore.acquire(time.monotonic() + 100)
+    held.result()
     semaphore.acquire(time.monotonic() + 60)
     semaphore.release()
     assert is_unused(semaphore)
@@ -391,11 +395,12 @@ def test_a_predict_beside_the_end_of_a_thread_waits_for_its_context_and_opens_no
 
     executable.contexts[0].reset = reset
     with ThreadPoolExecutor(2) as threads:
-        threads.submit(pool.retire, lease)
+        retired = threads.submit(pool.retire, lease)
         assert is_resetting.wait(60)
         other = threads.submit(pool.borrow)
         time.sleep(0.1)
         may_go.set()
+    retired.result()
     assert [other.result().context] == executable.contexts
     assert pool.open_count == 1
 

@@ -66,11 +66,14 @@ def test_who_waits_for_room_keeps_its_turn(make: Make, gated: Any) -> None:
     runner = make(1, target="gated", queue_limit=1)
     runner.submit([0 * X])
     with ThreadPoolExecutor(6) as threads:
+        asked = []
         for number in range(1, 7):
-            threads.submit(runner.submit, [number * X])
+            asked.append(threads.submit(runner.submit, [number * X]))
             wait_until(lambda count=number: runner.statistics().waiting == count)
         gated.go.set()
     runner.close()
+    for number, call in enumerate(asked, 1):
+        assert result(call.result().result(0)) == (2 * number * X + 1).tolist()
     assert gated.begun == [0, 1, 2, 3, 4, 5, 6]
 
 
@@ -138,9 +141,10 @@ def test_close_finishes_or_fails_threads_that_wait(make: Make, gated: Any, finis
     with ThreadPoolExecutor(4) as threads:
         asked = [threads.submit(runner.predict, [X]) for _ in range(3)]
         wait_until(lambda: runner.statistics().waiting == 2)
-        threads.submit(runner.close, finish=finish)
+        closing = threads.submit(runner.close, finish=finish)
         wait_until(lambda: queue.pending._closed)
         gated.go.set()
+    closing.result()
     errors = [future.exception() for future in asked if future.exception()]
     assert len(errors) == (0 if finish else 2)
     for error in errors:

@@ -67,15 +67,17 @@ def test_requests_of_threads_and_submitted_ones_are_done_in_the_order_of_coming(
     runner = make(1, target="gated")
     runner.submit([np.zeros((1, 3), np.float32)])
     with ThreadPoolExecutor(4) as threads:
+        asked = []
         for number in range(1, 5):
             x = np.full((1, 3), number, np.float32)
             if number % 2:
-                threads.submit(runner.predict, [x])
+                asked.append(threads.submit(runner.predict, [x]))
             else:
-                runner.submit([x])
+                asked.append(runner.submit([x]))
             wait_until(lambda count=number: runner.statistics().waiting == count)
         gated.go.set()
     runner.close()
+    assert [result(future.result(0))[0][0] for future in asked] == [3, 5, 7, 9]
     assert gated.begun == [0, 1, 2, 3, 4]
 
 

@@ -241,9 +241,10 @@ def test_no_pause_between_starts_keeps_a_device_away_for_two_seconds(
     supervisor = supervise(1)
     pauses: list[float] = []
     monkeypatch.setattr(supervisor.slots[0], "_sleep", pauses.append)
-    kind.on_build = staticmethod(lambda worker: worker.end("died") if len(pauses) < 500 else None)
+    # More than the doublings that a float can hold.
+    kind.on_build = staticmethod(lambda worker: worker.end("died") if len(pauses) < 1100 else None)
     kind.started[0].end("died")
-    wait_until(lambda: len(pauses) >= 500 and is_ready(supervisor))
+    wait_until(lambda: len(pauses) >= 1100 and is_ready(supervisor))
     assert pauses[:3] == [0.1, 0.2, 0.4]
     assert max(pauses) == 1.0
     assert run(supervisor, 1) == 2
