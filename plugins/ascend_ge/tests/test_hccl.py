@@ -174,6 +174,7 @@ def test_a_table_of_more_ranks_than_were_started_is_refused(
         (ReduceOp.MEAN, np.float16, [1.5, 2.5]),
         (ReduceOp.MAX, np.int8, [2, 3]),
         (ReduceOp.PROD, np.uint16, [2, 6]),
+        (ReduceOp.MIN, np.float64, [1, 2]),
     ],
 )
 def test_reductions_of_any_type_are_numpys(

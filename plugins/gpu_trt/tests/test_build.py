@@ -31,17 +31,18 @@ def test_settings_reach_the_builder(
     options: dict[str, str], tf32: bool, pools: dict[str, int], level: int, trial: Trial, trt: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    real = trt.Builder.build_serialized_network
+    real, built = trt.Builder.build_serialized_network, []
 
     def build(self: Any, network: Any, config: Any) -> Any:
+        built.append(config.builder_optimization_level)
         assert network._flags == 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
         assert (trt.BuilderFlag.TF32 in config._flags) is tf32
         assert {pool.name: size for pool, size in config._pools.items()} == pools
-        assert config.builder_optimization_level == level
         return real(self, network, config)
 
     monkeypatch.setattr(trt.Builder, "build_serialized_network", build)
     trial.compile(models.affine, options=options)
+    assert built == [level]
 
 
 def test_inputs_get_the_bounds_they_were_compiled_for(trial: Trial) -> None:

@@ -176,11 +176,17 @@ def test_a_picture_with_its_axes_in_another_order_is_not_to_be_reshaped(
     assert done.err.endswith(f"expected float32[1, 3, 8, 8], got float32[{got}]; {advice}\n")
 
 
+def cut(path: Path) -> None:
+    np.save(path, np.ones((2, 3), np.float32))
+    path.write_bytes(path.read_bytes()[:-5])
+
+
 # Makes an `--input` that cannot be used: its ending and content, and the words for it.
 UNUSABLE = {
     "missing key": (".npz", lambda path: np.savez(path, other=np.ones(3)), "{}"),
     "named, missing key": (".npz", lambda path: np.savez(path, other=np.ones(3)), "x={}"),
     "not an npy": (".npy", lambda path: path.write_bytes(b"plain text"), "{}"),
+    "cut npy": (".npy", cut, "{}"),
     "pickle": (".npy", lambda path: np.save(path, np.array([{}], object), True), "{}"),
     "npz called npy": (".npy", lambda path: path.write_bytes(archive()), "{}"),
     "not an npz": (".npz", lambda path: path.write_bytes(b"PK\x03\x04 and no more"), "{}"),
@@ -209,6 +215,7 @@ def archive() -> bytes:
         ("missing key", r"no array 'x' for .*; it holds: 'other'; name it .*\{'x': array\}\)"),
         ("named, missing key", r"no array 'x' for input float32\[batch, 3\]; it holds: 'other'"),
         ("not an npy", r"x\.npy: not a readable \.npy file: .*starts with 70 6c 61 69 6e 20, "),
+        ("cut npy", r"x\.npy: not a readable \.npy file: "),
         ("pickle", r"x\.npy: not a readable \.npy file: "),
         ("npz called npy", r"expected one array \(\.npy\), got an archive"),
         ("not an npz", r"x\.npz: not a readable \.npz file: "),
