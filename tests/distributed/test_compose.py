@@ -16,10 +16,12 @@ from engine.types import Device, DeviceBuffer, DType, ReduceOp
 Array = np.ndarray[Any, Any]
 
 
-@pytest.mark.parametrize("root", [0, 1])
+@pytest.mark.parametrize(
+    ("root", "op", "reduced"), [(0, ReduceOp.SUM, np.add), (1, ReduceOp.MAX, np.maximum)]
+)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
 def test_composed_collectives_give_what_numpy_gives(
-    size: int, root: int, monkeypatch: pytest.MonkeyPatch
+    size: int, root: int, op: ReduceOp, reduced: np.ufunc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With slots so small that a send waits until its receive has come."""
     for module in ("shared_segment", "local"):
@@ -32,14 +34,14 @@ def test_composed_collectives_give_what_numpy_gives(
         do, own = host_collectives(), sent[comm.rank]
         buffer, scattered, turned = own.copy(), np.empty_like(own[:2]), np.empty_like(own)
         do.broadcast(comm, buffer, root, None, soon())
-        do.reduce_scatter(comm, own, scattered, ReduceOp.SUM, None, True, soon())
+        do.reduce_scatter(comm, own, scattered, op, None, True, soon())
         do.alltoall(comm, own, turned, None, soon())
         return [buffer, scattered, turned]
 
     for rank, (buffer, scattered, turned) in enumerate(run_ranks(size, main)):
         own = slice(2 * rank, 2 * rank + 2)
         np.testing.assert_array_equal(buffer, sent[root])
-        np.testing.assert_array_equal(scattered, sum(sent)[own])
+        np.testing.assert_array_equal(scattered, reduced.reduce(sent)[own])
         np.testing.assert_array_equal(turned, np.concatenate([array[own] for array in sent]))
 
 
