@@ -52,6 +52,13 @@ def test_it_lies_beside_the_cache_that_is_named(private: Path, tmp_path: Path) -
     assert not private.exists()
 
 
+def test_it_ends_with_its_owner(private: Path) -> None:
+    folder = PrivateFolder()
+    path = folder.path
+    del folder
+    assert not path.exists()
+
+
 def test_a_second_one_leaves_the_first_alone(private: Path) -> None:
     with PrivateFolder() as first, PrivateFolder() as second:
         assert first.path.is_dir()

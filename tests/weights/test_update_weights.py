@@ -372,8 +372,10 @@ def test_a_rebuilt_model_frees_the_plan_that_it_had(load: Load) -> None:
         assert executable() is None
 
 
-def test_weights_of_an_isolated_backend_are_updated(affine_path: Path) -> None:
-    config = {"common_context": {"isolate": "true"}}
+@both
+def test_weights_of_an_isolated_backend_are_updated(affine_path: Path, mode: str) -> None:
+    config = common(mode=mode)
+    config["common_context"]["isolate"] = "true"
     with engine.load(affine_path, "null", variable_weights=["two"], config=config) as model:
         model.update_weights({"two": floats(3)})
         assert_gives(model, 3, 1)
