@@ -246,7 +246,9 @@ def test_a_lease_that_an_interrupt_lost_is_closed_and_does_not_hold_up_the_rest(
 def test_a_pool_that_a_signal_handler_interrupts_while_it_closes_is_closed_whole() -> None:
     interrupter, interrupted = Interrupter(seed=2), 0
     with interrupter.installed():
-        for _ in range(300):
+        for _ in range(10_000):  # how many are interrupted is up to the machine
+            if interrupted > 10:
+                break
             pool = ContextPool(executable := Executable())
             for lease in [pool.borrow() for _ in range(5)]:
                 pool.give_back(lease)
