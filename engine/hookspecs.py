@@ -25,7 +25,8 @@ Expected: engine_diagnose. The rest is announced by `BackendInfo.capabilities`. 
 part of the contract, and the kit tests them; this version of the core does not call them yet.
 
 A hook is a function: pluggy's wrappers (`wrapper=True`, `hookwrapper=True`) are refused. Whoever
-wants to see a model's predicts writes an extension (`engine.types.Extension`).
+wants to see a model's requests writes an observer (`engine.types.Observer`), and whoever wants to
+stand around its predicts an extension (`engine.types.Extension`).
 """
 
 from __future__ import annotations
@@ -70,14 +71,16 @@ REQUIRED = (
 PLANNED = ("engine_update_weights",)
 """Hooks that the core does not call yet."""
 
-LEVEL = 1
+LEVEL = 2
 """How far this contract has grown: each version of the core that adds to it has a higher number.
 
 The group's version and the level together are a contract's number: "contract 1.1". A plugin that
 needs a level says so by `BackendInfo.level`.
 """
 
-SUPPORTS = frozenset({str(flag) for flag in Capability if flag is not Capability.UPDATE_WEIGHTS})
+SUPPORTS = frozenset(
+    {str(flag) for flag in Capability if flag is not Capability.UPDATE_WEIGHTS} | {"observers"}
+)
 """What this core makes use of where a backend offers it, by name: its capabilities, and names that
 later levels add. A plugin for several cores asks here, as in `"lora" in hookspecs.SUPPORTS`."""
 

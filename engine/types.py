@@ -848,14 +848,121 @@ class ModelDescription(_Value):
 Predict: TypeAlias = Callable[[Any, Values, "Values | None", "float | None"], Values]
 """predict(context, inputs, outputs, deadline_s) of a whole model; see engine_predict."""
 
-Extension: TypeAlias = Callable[[ModelDescription, Predict], Predict]
+Extension: TypeAlias = Callable[..., Predict]
 """A function that wraps a model's predict, named by an entry point of `engine.extensions.v1`.
 
-Called once when a model is built and the user has switched the extension on; gives a function
-that is called instead, once a request, from any thread. It passes `context` on as it is, gives
-back what it was given, and lets exceptions through. Several wrap in the order in which the user
-names them, the first outermost.
+Called as extension(model: ModelDescription, predict: Predict), once when a model is built and the
+user has switched the extension on; one that has a parameter `options` gets the user's options for
+it there, a Mapping[str, str]. It gives a function that is called instead, from any thread, once for
+each predict that passed the checks of its inputs, and not for the core's own trials. It passes
+`context` on as it is, gives back what it was given, and lets exceptions through. Several wrap in
+the order in which the user names them, the first outermost.
+
+An extension with an attribute `changes_results` that is true may give other results than the model
+(a cache, a guard, a shadow), also without a call of the model: host arrays of the outputs' dtypes,
+in shapes that the outputs may have. Since contract 1.2.
 """
+
+
+class Status(StrEnum):
+    """How a build, a request or an update ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"  # an error of the input, the model, a backend or a setting
+    CANCELLED = "cancelled"  # by its owner
+    EXPIRED = "expired"  # at its deadline
+    REFUSED = "refused"  # because the queue was full
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Span(_Value):
+    """A phase of a build. name: as `Progress` reports it. begin_s: of time.monotonic()."""
+
+    name: str
+    begin_s: float
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class BuildEvent(_Value):
+    """A model or runner was built, or failed to be.
+
+    model: of a failed build the name and the path alone are known. begin_s: of time.monotonic().
+    spans: the phases that the backends reported, in the order in which they began. error: "" or
+    the exception in one line.
+    """
+
+    model: ModelDescription
+    status: Status
+    begin_s: float
+    duration_s: float
+    spans: tuple[Span, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class RequestEvent(_Value):
+    """A request has ended: one event each, however it came and however many devices served it.
+
+    id: unique among the requests of this process. begin_s: when it came, of time.monotonic().
+    queue_s: from then to its run; all of its time where it never ran. compute_s: of its run, as the
+    request sees it: all that share a run take as long as the run. batch_size: how many requests
+    shared the run, this one included; 0 where it never ran. error: "" or the exception in one line.
+    begun: what the observer's `on_begin` returned for it, None where it has no such method.
+    inputs, outputs: host arrays and other values in the model's order, not to be changed or kept
+    after `on_request` has returned (copy them); None unless the observer has `wants_values`, where
+    the inputs did not pass the checks, and where there are no results.
+    """
+
+    model: ModelDescription
+    id: str
+    status: Status
+    begin_s: float
+    queue_s: float
+    compute_s: float
+    batch_size: int = 1
+    error: str = ""
+    begun: object = None
+    inputs: Values | None = None
+    outputs: Values | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class UpdateEvent(_Value):
+    """Weights of a model or runner were exchanged, or failed to be. weights: by name."""
+
+    model: ModelDescription
+    status: Status
+    begin_s: float
+    duration_s: float
+    weights: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class CloseEvent(_Value):
+    """A model or runner was closed: no request of it follows."""
+
+    model: ModelDescription
+
+
+class Observer(Protocol):
+    """What sees models being built, run, updated and closed. Since contract 1.2.
+
+    An entry point of `engine.observers.v1` names a function that makes one. The core calls it as
+    make(options: Mapping[str, str]), once a process for the same options, when the first model is
+    built for which the user has switched it on; ValueError is for an option that it does not know.
+
+    All members are optional; any thread may call, several at once. What a method raises is logged,
+    and changes nothing for the request. `on_request` is called before the caller has the results,
+    in the thread that ended the request: be quick.
+
+    * `wants_values`: True for requests with their inputs and outputs.
+    * `on_begin(model: ModelDescription)`: a request has come, in the thread or task that made it;
+      what it returns is `RequestEvent.begun`, for example the trace that the caller is in.
+    * `on_build(event: BuildEvent)`, `on_request(event: RequestEvent)`,
+      `on_update(event: UpdateEvent)`, `on_close(event: CloseEvent)`.
+    """
 
 
 # ------------------------------------------------------------------------------------ long work
