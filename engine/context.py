@@ -280,6 +280,21 @@ class Context(Settings):
         """A file that defines groups of ranks; "" for none."""
         return require("group_info_file", value, str)
 
+    @setting(dict)
+    def extensions(self, value: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        """Extensions and observers that are on, by name with their options: docs/doors.md.
+
+        {"prometheus": {"port": "9464"}, "trace": {}}. Those that the environment or the
+        configuration switches on are on too. Reading gives a copy.
+        """
+        return {
+            require("extensions' name", name, str): {
+                require(f"{name}'s option", key, str): str(option)
+                for key, option in require(f"options of {name}", options, dict).items()
+            }
+            for name, options in require("extensions", value, dict).items()
+        }
+
     def __str__(self) -> str:
         return f"target: {self.target}."
 

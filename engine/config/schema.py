@@ -40,7 +40,7 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
     "aoe_tuning_options": _ANY,
     "execution_plan": _ANY,
     "common_context": (
-        "isolate", "model_cache_dir", "compile_cache", "shareable_weight_pid_list",
+        "isolate", "extensions", "model_cache_dir", "compile_cache", "shareable_weight_pid_list",
         "shareable_weight_mem_handle", "variable_weights_file",
         "variable_weights_list", "variable_weights_mode", "variable_weights_update",
     ),
@@ -106,6 +106,8 @@ def unused_settings(
     others = [f"{name}_context" for name in backends()] if strange else []
     sections = dict.fromkeys((*read, *KNOWN, *others))
     for section, keys in config.items():
+        if section.endswith("_extension"):  # engine.runtime.extensions reads it, or refuses it
+            continue
         if section not in sections:
             full = f"{section}_context"
             near = full if full in sections else nearest(section, sections)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.config.checks import check_decryption, require, require_watchers
 from engine.config.wording import own_text, prefixed
@@ -21,7 +21,9 @@ from engine.errors import (
 from engine.host.interrupts import raised_by_handler
 from engine.model.recipe import Recipe, groups
 from engine.model.state import BUILDING, NOT_BUILT, ModelState
+from engine.runtime import extensions
 from engine.tensor.enums import ModelType
+from engine.wings import wing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,8 +142,14 @@ def _build(
             state.sharing = groups.get(os.path.realpath(recipe.path))
         recipe.sharing = state.sharing
         recipe.is_resizable = state.is_resizable
+        observation = None
         try:
-            built = recipe.build(progress, cancel)
+            if not state.is_inner:
+                observation = _observation(recipe)
+            if observation is None:
+                built = recipe.build(progress, cancel)
+            else:
+                built = observation.build(recipe, progress, cancel)
         except BaseException as error:
             interrupt = raised_by_handler(error)
             if interrupt is not None and interrupt is not error:
@@ -158,9 +166,16 @@ def _build(
         state.recipe = recipe
         state.declared = built.signature
         state.named = built.signature.count
+        state.observation = observation
         state.built = built
         state.why_not = ""
         state.provider, state.own_names = recipe.provider, recipe.own_names
+
+
+def _observation(recipe: Recipe) -> Any:
+    """Return what tells observers of a model; None where none is switched on."""
+    chosen = extensions.chosen(recipe.context, recipe.config)
+    return wing("observation")(chosen, recipe.path) if chosen else None
 
 
 def _names(variable_weights: object) -> tuple[str, ...]:

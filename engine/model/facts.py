@@ -70,7 +70,7 @@ def outputs(state: ModelState) -> tuple[TensorMeta, ...]:
     specs: Sequence[TensorSpec] = signature.outputs
     if any(known_shape(spec.shape) is None for spec in specs):
         threads = state.threads
-        thread = getattr(threads, "state", None)
+        thread = getattr(threads, "state", None) or getattr(threads, "own", None)
         shapes: Sequence[Any] = signature.shapes
         if thread is not None:
             shapes = [shape for _, shape in thread.expected]

@@ -367,9 +367,9 @@ class Model(Handle):
         declared, (ModelError, BackendError) where the model cannot be rebuilt. Then nothing has
         changed.
         """
-        from engine.model.update import update_together  # rare
+        from engine.model.update import update  # rare
 
-        update_together([self._state], weights)
+        update(self._state, weights)
 
     # ------------------------------------------------------------------------------------ facts
 

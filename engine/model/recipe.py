@@ -130,7 +130,12 @@ def build(
             inputs, outputs = plan.executable.inputs, plan.executable.outputs
             is_compiled = plan.source.graph is None  # by a backend, for the sizes that it has
             signature = Signature(inputs, outputs, is_rebuildable=is_resizable and not is_compiled)
-            predict = extensions.wrap(plan, signature, path, extensions.enabled())
+            chosen = extensions.chosen(options.context, config)
+            predict = plan.predict
+            if chosen:
+                from engine.runtime.wrapping import wrapped  # rare
+
+                predict = wrapped(plan, signature, path, chosen)
             loan = lending.finish(plan.source.name) if lending is not None else None
             built = Built(plan, signature, predict, loan=loan)
             if sharing is None or shared is None:

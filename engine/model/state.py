@@ -14,9 +14,10 @@ from engine.host import fork
 from engine.host.imports import ready
 from engine.model.handle import FORKED
 from engine.runtime.descriptions import recorded
+from engine.runtime.extensions import unseen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from engine.model.recipe import Built, Recipe
     from engine.model.sharing import Sharing
@@ -43,6 +44,19 @@ class RequestQueue(Protocol):
         """Take no more requests. finish: those that wait run, else they fail. Does not wait."""
 
 
+class Observation(Protocol):
+    """What tells observers of a model; the wing `observation`."""
+
+    def thread(self, state: ThreadState) -> ThreadState:
+        """Return a thread's state for one predict, of which observers are told."""
+
+    def update(self, work: Callable[[], Sequence[str]]) -> None:
+        """Exchange weights, and tell of it. work: does it, and returns their names."""
+
+    def close(self) -> None:
+        """Tell that the model was closed; only once."""
+
+
 class ModelState:
     """State of one model.
 
@@ -52,6 +66,8 @@ class ModelState:
     recipe: what it was built of; None after closing. provider, own_names: the recipe's.
     declared: the signature as in the file. dims: the shapes of the last resize. is_reshaped: built
         for other sizes than the file fixes. is_resizable: False in a runner, which has no resize.
+    is_inner: a runner's, which tells observers of its requests itself. observation: what tells
+        them of this model; None where nobody observes it.
     named: how many inputs a call by name has to have.
     sharing: what the model has in common with others of its group.
     lock: held while the model is built or changed. Reentrant: a progress callback that builds this
@@ -65,10 +81,12 @@ class ModelState:
         "declared",
         "dims",
         "inputs",
+        "is_inner",
         "is_reshaped",
         "is_resizable",
         "lock",
         "named",
+        "observation",
         "own_names",
         "path",
         "provider",
@@ -89,6 +107,8 @@ class ModelState:
         self.dims: Sequence[Sequence[int]] | None = None
         self.is_reshaped = False
         self.is_resizable = True
+        self.is_inner = False
+        self.observation: Observation | None = None
         self.sharing: Sharing | None = None
         self.queue: RequestQueue | None = None
         self.named = -1
@@ -112,7 +132,16 @@ class ModelState:
         return built
 
     def open_thread(self) -> ThreadState:
-        """Make the calling thread's state, at its first predict. Raises ModelStateError."""
+        """Make the calling thread's state, at its first predict. Raises ModelStateError.
+
+        Where somebody observes the model, each predict comes here.
+        """
+        if self.observation is not None:
+            own: ThreadState = getattr(self.threads, "own", None) or self._opened_thread()
+            return own if unseen.trials or unseen.served else self.observation.thread(own)
+        return self._opened_thread()
+
+    def _opened_thread(self) -> ThreadState:
         ready("engine.runtime.thread_state")
         from engine.runtime.thread_state import ThreadState
 
@@ -129,7 +158,9 @@ class ModelState:
         threads.seen = []
         if signature.is_open_ended:
             predict = recorded(predict, threads.seen)
-        threads.state = state = kind(plan, signature, predict, self.path)
+        state = kind(plan, signature, predict, self.path)
+        # Under the name `state` predict finds it by itself.
+        setattr(threads, "state" if self.observation is None else "own", state)
         return state
 
     def replace(self, built: Built, failure: str) -> None:
@@ -152,6 +183,8 @@ class ModelState:
         if queue is not None:
             queue.close(f"predict failed! {_CLOSED}", finish=False)
         self._free()
+        if self.observation is not None:
+            self.observation.close()
 
     def _free(self) -> None:
         """Close what is built; a resize in another thread may have built anew meanwhile."""

@@ -139,12 +139,25 @@ def measured_copy(state: ModelState, folder: Path) -> ModelState:
     return copy
 
 
-def update_together(states: Sequence[ModelState], weights: Update) -> None:
-    """Exchange weights of models at once: all of them, or none. See Model.update_weights."""
+def update(state: ModelState, weights: Update) -> None:
+    """See Model.update_weights."""
+    if state.observation is None:
+        update_together([state], weights)
+    else:
+        state.observation.update(lambda: update_together([state], weights))
+
+
+def update_together(states: Sequence[ModelState], weights: Update) -> tuple[str, ...]:
+    """Exchange weights of models at once, all of them or none, and return the weights' names.
+
+    See Model.update_weights.
+    """
     with ExitStack() as held:
         for state in states:  # after a resize that runs, and before the next
             held.enter_context(state.lock)
-        make_updates(states, prepare_updates(states, weights))
+        changes = prepare_updates(states, weights)
+        make_updates(states, changes)
+    return changes[0].weights
 
 
 def prepare_updates(states: Sequence[ModelState], weights: Update) -> list[Change]:

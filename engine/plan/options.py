@@ -92,6 +92,10 @@ class BuildContext(Protocol):
     def ascend(self) -> AscendSettings:
         """The rank."""
 
+    @property
+    def extensions(self) -> dict[str, dict[str, str]]:
+        """What is switched on, by name with its options."""
+
 
 class BuildOptions:
     """A user's wishes for one build, resolved once.

@@ -1,37 +1,120 @@
-"""Extensions: what a user switches on to see or record a model's predicts.
+"""Extensions and observers: what a user switches on to see or change what models do.
 
-`ENGINE_EXTENSIONS=trace,metrics` names entry points of group `engine.extensions.v1`, each an
-`engine.types.Extension`. They wrap a model's predict when it is built, and are called once a
-request, however many segments the model has. Nothing is imported or wrapped for one that is off.
+By `ENGINE_EXTENSIONS=trace,metrics;port=9000`, by [common_context] extensions with a section
+[trace_extension] for options, or by `Context.extensions`. A name stands for an entry point of group
+`engine.extensions.v1`, which wraps a model's predict when it is built (`engine.types.Extension`),
+of `engine.observers.v1`, which is told of events (`engine.types.Observer`), or for one of each.
+Nothing is imported, wrapped or told for one that is off.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from engine.config.text import did_you_mean
+from engine.errors import SettingError
+from engine.types import ModelDescription
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from engine.plan import Plan
+    from engine.plan.options import BuildContext
     from engine.runtime.signature import Signature
-    from engine.types import Predict
+
+    Chosen = Mapping[str, Mapping[str, str]]
+
+T = TypeVar("T")
 
 VARIABLE = "ENGINE_EXTENSIONS"
+KEY = "extensions"
+SECTION = "_extension"
 
 
-def enabled() -> tuple[str, ...]:
-    """Return the names of the extensions that are switched on, the outermost first."""
-    names = (name.strip() for name in os.environ.get(VARIABLE, "").split(","))
-    return tuple(dict.fromkeys(filter(None, names)))
+def chosen(context: BuildContext, config: Mapping[str, Mapping[str, str]]) -> Chosen:
+    """Return what is switched on for a model, the outermost first: names with their options.
 
-
-def wrap(plan: Plan, signature: Signature, path: str, names: tuple[str, ...]) -> Predict:
-    """Return the plan's predict inside the extensions of these names, the first outermost.
-
-    path: the model's file, "" for one in memory. Without names it is `plan.predict` itself.
-    Raises ExtensionError for a name that no distribution offers and for one that fails.
+    What the environment names comes first, then the configuration's, then the context's; of one
+    option that several set, the latter has the last word. Raises SettingError.
     """
-    if not names:
-        return plan.predict
-    from engine.runtime.wrapping import wrapped
+    environment = os.environ.get(VARIABLE, "")
+    listed = config.get("common_context", {}).get(KEY, "")
+    found: dict[str, dict[str, str]] = {}
+    if environment or listed:
+        for text in filter(None, map(str.strip, environment.split(","))):
+            name, _, options = text.partition(";")
+            found.setdefault(name.strip(), {}).update(_options(name, options))
+        for name in filter(None, map(str.strip, listed.split(","))):
+            found.setdefault(name, {}).update(config.get(f"{name}{SECTION}", {}))
+    for name, given in context.extensions.items():
+        found.setdefault(name, {}).update(given)
+    unused = [section for section in config if section.endswith(SECTION)]
+    for section in unused:
+        if (name := section.removesuffix(SECTION)) not in found:
+            hint = did_you_mean(name, found) or f"[common_context] {KEY} = {name}"
+            raise SettingError(
+                f"configuration section [{section}] has options for an extension that is not "
+                f"switched on; {hint}"
+            )
+    return found
 
-    return wrapped(plan, signature, path, names)
+
+def _options(name: str, text: str) -> dict[str, str]:
+    found = {}
+    for part in filter(None, map(str.strip, text.split(";"))):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise SettingError(
+                f"{VARIABLE}: an option of {name.strip()!r} must be key=value, but got {part!r}; "
+                f"write {VARIABLE}='{name.strip()};key=value'"
+            )
+        found[key.strip()] = value.strip()
+    return found
+
+
+def description(plan: Plan, signature: Signature, path: str) -> ModelDescription:
+    """Return a model that was built, as extensions and observers see it."""
+    graph = plan.source.graph
+    return ModelDescription(
+        name=Path(path).stem if path else (graph.name if graph else ""),
+        path=path,
+        backends=(plan.backend.name, *(backend.name for backend, _ in plan.others)),
+        inputs=signature.inputs,
+        outputs=signature.outputs,
+    )
+
+
+class _Unseen(threading.local):
+    """A thread's predicts that are nobody's requests, or whose requests somebody tells of."""
+
+    trials = served = 0
+
+
+unseen = _Unseen()
+"""trials, served: how many calls of the functions of these names the thread is in."""
+
+
+def in_trial(work: Callable[[], T]) -> T:
+    """Return what `work` returns; no extension or observer sees the predicts that it makes."""
+    before = unseen.trials
+    unseen.trials = before + 1  # no block: a signal handler that raises must not leave it so
+    try:
+        return work()
+    finally:
+        unseen.trials = before
+
+
+def as_served(work: Callable[[], T]) -> T:
+    """Return what `work` returns; no observer is told of the predicts that it makes.
+
+    For a queue, which tells of its requests itself.
+    """
+    before = unseen.served
+    unseen.served = before + 1
+    try:
+        return work()
+    finally:
+        unseen.served = before

@@ -2,38 +2,80 @@
 
 from __future__ import annotations
 
+import inspect
 from operator import is_
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from engine.backends import BackendState, doors
-from engine.backends.doors import EXTENSIONS
+from engine.backends.doors import EXTENSIONS, OBSERVERS, Door
 from engine.errors import EngineError, ExtensionError, one_line
 from engine.host.interrupts import raised_by_handler
+from engine.runtime.extensions import VARIABLE, description, unseen
+from engine.types import DeviceBuffer, DType, ValueKind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from engine.plan import Plan
     from engine.runtime.signature import Signature
-    from engine.types import ExecutionContext, Extension, ModelDescription, Predict, Values
+    from engine.types import Dim, ExecutionContext, Extension, Predict, TensorSpec, Values
 
 
-def wrapped(plan: Plan, signature: Signature, path: str, names: tuple[str, ...]) -> Predict:
-    """Return the plan's predict inside the extensions of these names; see `extensions.wrap`."""
+def wrapped(
+    plan: Plan, signature: Signature, path: str, chosen: Mapping[str, Mapping[str, str]]
+) -> Predict:
+    """Return the plan's predict inside the extensions that are on, the first outermost.
+
+    path: the model's file, "" for one in memory. chosen: see `extensions.chosen`. Raises
+    ExtensionError for a name that no distribution offers and for an extension that fails.
+    """
     predict: Predict = plan.predict
-    model = _describe(plan, signature, path)
-    for name in reversed(names):
-        extension = _load(name)
+    model = description(plan, signature, path)
+    for name in reversed(wrapping(chosen)):
+        extension = load(EXTENSIONS, name)
         inside = _Inside(predict)
         try:
-            wrapped = extension(model, inside)
-            if not callable(wrapped):
-                raise TypeError(f"it returned {wrapped!r}, expected a function")
+            options = {"options": chosen[name]} if _takes_options(extension) else {}
+            outside = extension(model, inside, **options)
+            if not callable(outside):
+                raise TypeError(f"it returned {outside!r}, expected a function")
         except BaseException as error:  # SystemExit, or a panic of a compiled extension
             if isinstance(error, EngineError) or raised_by_handler(error):
                 raise
-            raise _failed(name, f"wrapping the model raised {one_line(error)}") from error
-        predict = _Wrapped(name, wrapped, inside)
+            raise failed(name, f"wrapping the model raised {one_line(error)}") from error
+        is_free = bool(getattr(extension, "changes_results", False))
+        predict = _Wrapped(name, outside, inside, signature.outputs if is_free else None)
     return predict
+
+
+def wrapping(chosen: Iterable[str]) -> list[str]:
+    """Return those names that stand for extensions, in their order.
+
+    Raises ExtensionError for a name that stands for no extension, nor for an observer.
+    """
+    extensions, observers = doors.names(EXTENSIONS), doors.names(OBSERVERS)
+    for name in chosen:
+        if name in extensions or name in observers:
+            continue
+        found, _ = doors.resolve(EXTENSIONS, name)
+        if found.state is not BackendState.NOT_INSTALLED:  # of another version
+            raise failed(name, found.reason)
+        here = ", ".join(sorted({*extensions, *observers})) or "none"
+        raise ExtensionError(
+            f"no extension {name!r} is installed (installed: {here}), and {VARIABLE}, the "
+            "configuration or the context switches it on; install what offers it, or leave it out",
+            name,
+        )
+    return [name for name in chosen if name in extensions]
+
+
+def _takes_options(extension: Extension) -> bool:
+    try:
+        return "options" in inspect.signature(extension).parameters
+    except (TypeError, ValueError):  # of a compiled module
+        return False
 
 
 class _Inside:
@@ -44,7 +86,7 @@ class _Inside:
     """
 
     def __init__(self, predict: Predict) -> None:
-        self._predict = predict
+        self.predict = predict
         self.given: dict[int, Values] = {}
         self.raised: dict[int, BaseException] = {}
 
@@ -57,7 +99,7 @@ class _Inside:
     ) -> Values:
         """See engine_predict."""
         try:
-            results = self._predict(context, inputs, outputs, deadline_s)
+            results = self.predict(context, inputs, outputs, deadline_s)
         except BaseException as error:
             self.raised[id(context)] = error
             raise
@@ -66,12 +108,18 @@ class _Inside:
 
 
 class _Wrapped:
-    """An extension's predict: what goes wrong in it is said of the extension, not of a backend."""
+    """An extension's predict: what goes wrong in it is said of the extension, not of a backend.
 
-    def __init__(self, name: str, predict: Predict, inside: _Inside) -> None:
+    free: the model's outputs, for one that may give other results than the model; None for others.
+    """
+
+    def __init__(
+        self, name: str, predict: Predict, inside: _Inside, free: Sequence[TensorSpec] | None
+    ) -> None:
         self._name = name
         self._predict = predict
         self._inside = inside
+        self._free = free
 
     def __call__(
         self,
@@ -81,23 +129,62 @@ class _Wrapped:
         deadline_s: float | None,
     ) -> Values:
         """See engine_predict; ExtensionError where it does not give back what it was given."""
+        if unseen.trials:
+            return self._inside.predict(context, inputs, outputs, deadline_s)
         given, raised = self._inside.given, self._inside.raised
         try:
             results = self._predict(context, inputs, outputs, deadline_s)
             wanted = given.get(id(context))
+            if results is wanted and wanted is not None:
+                return wanted
+            if self._free is not None:
+                return self._checked(results)
             if wanted is None:
-                raise _failed(self._name, "it gave results, but the model gave none")
-            if results is not wanted and not _are_same(results, wanted):
-                raise _failed(self._name, "it gave back other results than the model gave it")
+                raise failed(self._name, "it gave results, but the model gave none")
+            if not _are_same(results, wanted):
+                raise failed(
+                    self._name,
+                    "it gave back other results than the model gave it, and has no attribute "
+                    "changes_results that is true",
+                )
         except BaseException as error:  # SystemExit, or a panic of a compiled extension
             is_its_own = error is not raised.get(id(context))
             if not is_its_own or isinstance(error, EngineError) or raised_by_handler(error):
                 raise
-            raise _failed(self._name, f"its predict raised {one_line(error)}") from error
+            raise failed(self._name, f"its predict raised {one_line(error)}") from error
         finally:
             given.pop(id(context), None)
             raised.pop(id(context), None)
         return wanted
+
+    def _checked(self, results: Any) -> list[Any]:
+        """Return results that an extension made. Raises ExtensionError where they cannot be."""
+        assert self._free is not None
+        if not isinstance(results, list | tuple) or len(results) != len(self._free):
+            raise failed(
+                self._name, f"it gave {type(results)}, expected a list of {len(self._free)} results"
+            )
+        for spec, value in zip(self._free, results, strict=True):
+            if spec.kind is not ValueKind.TENSOR or isinstance(value, DeviceBuffer):
+                continue
+            if not isinstance(value, np.ndarray) or DType.from_numpy(value.dtype) != spec.dtype:
+                kind = getattr(value, "dtype", type(value).__name__)
+                raise failed(
+                    self._name, f"it gave {kind} for output {spec.name!r}, expected {spec}"
+                )
+            if spec.shape is not None and not _fits(value.shape, spec.shape):
+                raise failed(
+                    self._name,
+                    f"it gave the shape {list(value.shape)} for output {spec.name!r}, expected "
+                    f"{spec}",
+                )
+        return list(results)
+
+
+def _fits(shape: tuple[int, ...], declared: tuple[Dim, ...]) -> bool:
+    return len(shape) == len(declared) and all(
+        not isinstance(dim, int) or dim == size for size, dim in zip(shape, declared)
+    )
 
 
 def _are_same(results: object, wanted: Values) -> bool:
@@ -109,39 +196,14 @@ def _are_same(results: object, wanted: Values) -> bool:
     )
 
 
-def _describe(plan: Plan, signature: Signature, path: str) -> ModelDescription:
-    from engine.types import ModelDescription
-
-    graph = plan.source.graph
-    return ModelDescription(
-        name=Path(path).stem if path else (graph.name if graph else ""),
-        path=path,
-        backends=(plan.backend.name, *(backend.name for backend, _ in plan.others)),
-        inputs=signature.inputs,
-        outputs=signature.outputs,
-    )
-
-
-def _load(name: str) -> Extension:
-    """Import the extension of a name."""
-    points = doors.points(EXTENSIONS)
-    found, extension = doors.resolve(EXTENSIONS, name, points)
-    if found.state is BackendState.NOT_INSTALLED:
-        here = sorted({point.name for point in points})
-        raise ExtensionError(
-            f"ENGINE_EXTENSIONS names {name!r}, but no such extension is installed (installed: "
-            f"{', '.join(here) or 'none'}); install what offers it, or "
-            "leave it out of ENGINE_EXTENSIONS",
-            name,
-        )
+def load(door: Door, name: str) -> Any:
+    """Import the extension or observer of a name that is installed. Raises ExtensionError."""
+    found, extension = doors.resolve(door, name)
     if found.state is not BackendState.READY:
-        raise _failed(name, found.reason) from extension
-    loaded: Extension = extension
-    return loaded
+        raise failed(name, found.reason) from extension
+    return extension
 
 
-def _failed(name: str, why: str) -> ExtensionError:
-    return ExtensionError(
-        f"extension {name!r} is at fault: {why}; mend it, or leave it out of ENGINE_EXTENSIONS",
-        name,
-    )
+def failed(name: str, why: str) -> ExtensionError:
+    """Return the error of an extension or observer that is at fault."""
+    return ExtensionError(f"extension {name!r} is at fault: {why}; mend it, or switch it off", name)

@@ -28,10 +28,21 @@ class Request:
     """One client's inputs, checked, in the model's order; and what became of them.
 
     key: requests of one key may share a run. size: samples. is_alone: not to be batched (again).
-    came_s, began_s: when it, and its run, did, of time.perf_counter(). is_done: it has `results`.
+    came_s, began_s: when it, and its run, did, of time.perf_counter(). shared_by: how many requests
+    were in that run. is_done: it has `results`.
     """
 
-    __slots__ = ("began_s", "came_s", "inputs", "is_alone", "is_done", "key", "results", "size")
+    __slots__ = (
+        "began_s",
+        "came_s",
+        "inputs",
+        "is_alone",
+        "is_done",
+        "key",
+        "results",
+        "shared_by",
+        "size",
+    )
 
     def __init__(self, inputs: Sequence[Array], batching: Batching) -> None:
         self.inputs = inputs
@@ -48,6 +59,7 @@ class Request:
         )
         self.came_s = time.perf_counter()
         self.began_s = 0.0
+        self.shared_by = 1
         self.is_done = False
         self.results: list[Tensor] | None = None
 
@@ -126,7 +138,7 @@ class Batcher:
         began_s = time.perf_counter()
         try:
             for each in batch:
-                each.began_s = began_s
+                each.began_s, each.shared_by = began_s, len(batch)
             with self._semaphore.keeping_slot():
                 results = predict([np.concatenate(parts) for parts in _columns(batch)])
                 parts = _divided(results, [each.size for each in batch])
@@ -139,7 +151,7 @@ class Batcher:
             is_own = isinstance(error, Cancelled | DeadlineExceeded)
             fails_all = isinstance(error, Exception) and not is_own
             for each in batch:
-                each.began_s = 0.0
+                each.began_s, each.shared_by = 0.0, 1
                 each.is_alone = each.is_alone or fails_all
             # With the slot still held: who closes sees all the time that they wait.
             self._semaphore.requeue(waiters)

@@ -6,6 +6,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from engine.host.cpus import usable_cpus
@@ -13,12 +14,15 @@ from engine.host.fair_semaphore import FairSemaphore
 from engine.host.interrupts import in_main_thread
 from engine.model.model import Model, model_state
 from engine.runtime import fitting
+from engine.runtime.extensions import as_served
 from engine.serving.batching import Batcher
 from engine.serving.request_queue import RequestQueue
 from engine.serving.statistics import Recorder
 from engine.types import Capability
 
 if TYPE_CHECKING:
+    from engine.model.state import ModelState
+    from engine.report.observing.observation import Observation
     from engine.serving.batchable import Batching
     from engine.serving.batching import Request
     from engine.tensor import Tensor
@@ -34,7 +38,9 @@ class BuiltModel:
     def __init__(self, model: Model, predict: Callable[..., list[Tensor]] | None = None) -> None:
         self.model = model
         self.predict = predict or model.predict
-        plan = model_state(model).require_built().plan
+        self.observation: Observation | None = None
+        self._state = model_state(model)
+        plan = self._state.require_built().plan
         self.semaphore = plan.pool.semaphore or FairSemaphore(usable_cpus())
         self.can_stop = not any(
             plan.lacks(capability)[0]
@@ -46,12 +52,12 @@ class BuiltModel:
     def batch(self, batching: Batching, recorder: Recorder) -> None:
         """Have requests share runs from now on."""
         if batching.most > 1:
-            state = model_state(self.model)  # not self: no cycle
-
-            def checked(inputs: Any) -> list[Any]:
-                return fitting.values(state.require_built().signature, inputs, ())
-
+            checked = partial(_checked, self._state)  # not self: no cycle
             self.batcher = Batcher(self.semaphore, batching, recorder, checked)
+
+    def checked(self, inputs: Any) -> list[Any]:
+        """See Runnable."""
+        return _checked(self._state, inputs)
 
     def run(
         self,
@@ -87,6 +93,10 @@ class BuiltModel:
         self.model.close()
 
 
+def _checked(state: ModelState, inputs: Any) -> list[Any]:
+    return fitting.values(state.require_built().signature, inputs, ())
+
+
 def queue_of(model: Model) -> RequestQueue[BuiltModel]:
     """Return the queue of a model's own requests: see Model.predict_async."""
     # A proxy: a model that nobody has any more is freed at once, not by a collector.
@@ -95,4 +105,13 @@ def queue_of(model: Model) -> RequestQueue[BuiltModel]:
     def predict(*arguments: Any, **options: Any) -> list[Tensor]:
         return proxy.predict(*arguments, **options)
 
-    return RequestQueue(BuiltModel(proxy, predict), Recorder(), 0)
+    observation = cast("Observation | None", model_state(model).observation)
+    if observation is not None:
+        unobserved = predict
+
+        def predict(*arguments: Any, **options: Any) -> list[Tensor]:
+            return as_served(lambda: unobserved(*arguments, **options))
+
+    runnable = BuiltModel(proxy, predict)
+    runnable.observation = observation
+    return RequestQueue(runnable, Recorder(), 0)

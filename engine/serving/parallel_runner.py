@@ -14,17 +14,21 @@ from engine.errors import InputError, ModelError, ModelStateError, SettingError
 from engine.formats.given import absent
 from engine.host import fork
 from engine.host.cpus import usable_cpus
+from engine.model.build import configuration_of
 from engine.model.model import Model, model_state
 from engine.model.update import update_together
+from engine.runtime.extensions import chosen, description
 from engine.serving.runner import CLOSED, Runner
 from engine.tensor import Tensor
 from engine.tensor.enums import ModelType
+from engine.wings import wing
 
 if TYPE_CHECKING:
+    from engine.report.observing.observation import Observation
     from engine.serving.built_model import BuiltModel
     from engine.serving.request_queue import RequestQueue
     from engine.serving.statistics import RunnerStatistics
-    from engine.types import CancelToken, Progress
+    from engine.types import CancelToken, ModelDescription, Progress
     from engine.typing import DecMode, Inputs, WhenFull
     from engine.weights.variables import Update
 
@@ -145,9 +149,20 @@ class ModelParallelRunner(Runner):
                     raise
                 return built
 
-            try:
+            def work(noted: Progress | None) -> tuple[str, ModelDescription]:
+                nonlocal queues
+                watchers["progress"] = noted
                 queues = build({})
-                queues, self._batching = share_runs(queues, wishes, build, self._recorder)
+                queues, how = share_runs(queues, wishes, build, self._recorder)
+                built = model_state(queues[0].runnable.model).require_built()
+                return how, description(built.plan, built.signature, model_path)
+
+            try:
+                self._observation = _observation(context, model_path)
+                if self._observation is None:
+                    self._batching, _ = work(progress)
+                else:
+                    self._batching = self._observation.built(work, progress)
             except BaseException as error:
                 for queue in queues:
                     queue.runnable.model.close()
@@ -155,6 +170,8 @@ class ModelParallelRunner(Runner):
                     reworded(error, own_text(error))
                     prefixed(error, "ModelParallelRunner's build from file failed! Error is ")
                 raise
+            for queue in queues:
+                queue.runnable.observation = self._observation
             self._queues = queues
             self.model_path_ = model_path
             self._why_not = ""
@@ -174,7 +191,7 @@ class ModelParallelRunner(Runner):
 
         model = Model()
         state = model_state(model)
-        state.is_resizable = False
+        state.is_resizable, state.is_inner = False, True
         parallel = context.parallel
         config: dict[str, dict[str, str]] = vars(parallel).get("config_info", {})
         if further:
@@ -230,7 +247,11 @@ class ModelParallelRunner(Runner):
         with self._lock:
             if self._why_not:
                 raise ModelStateError(f"update weight failed! Error is {self._why_not}")
-            update_together([model_state(queue.runnable.model) for queue in self._queues], weights)
+            states = [model_state(queue.runnable.model) for queue in self._queues]
+            if self._observation is None:
+                update_together(states, weights)
+            else:
+                self._observation.update(lambda: update_together(states, weights))
 
     def statistics(self) -> RunnerStatistics:
         """Return counts, times and batch sizes of all requests since the runner was built."""
@@ -238,6 +259,15 @@ class ModelParallelRunner(Runner):
 
     def _capacity(self) -> str:
         return f"{sum(queue.semaphore.slots for queue in self._queues)} at once"
+
+
+def _observation(context: Context, path: str) -> Observation | None:
+    """Return what tells observers of a runner; None where none is switched on."""
+    parallel = context.parallel
+    sections = vars(parallel).get("config_info", {})
+    config = configuration_of(parallel.config_path, sections, "build_from_file")
+    found = chosen(context, config)
+    return wing("observation")(found, path) if found else None
 
 
 def _for_workers(context: Context, device_id: int | None, place: int, devices: int) -> Context:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.errors import Cancelled, DeadlineExceeded, ModelStateError, QueueFull
 from engine.host import deadlines
@@ -24,6 +24,9 @@ from engine.serving.callbacks import Callbacks
 from engine.serving.threads import Admission, Tell, Workers
 from engine.tensor import Tensor
 from engine.types import CancelToken
+
+if TYPE_CHECKING:
+    from engine.report.observing.request import ObservedRequest
 
 _LOOK_S = 0.002
 _RECHECK_S = 0.05  # of a thread that is woken in time, unless an interrupt came between
@@ -86,6 +89,7 @@ class RequestFuture(Future[list[Tensor]]):
     It has ended when that returns; a run may take a moment more to stop.
     inputs: as given. request: the same checked, if it may be batched. timeout_s, deadline_s: how
     long it may take, and the moment of time.monotonic() at which that is over. token: stops it.
+    observed: the same request for observers; None where there are none.
     Once it has ended it holds its results alone.
     """
 
@@ -95,6 +99,7 @@ class RequestFuture(Future[list[Tensor]]):
         inputs: Any,
         timeout_s: float | None,
         cancel: CancelToken | None,
+        observed: ObservedRequest | None = None,
     ) -> None:
         super().__init__()
         self._condition = _Condition()
@@ -107,6 +112,7 @@ class RequestFuture(Future[list[Tensor]]):
         self._pending: Pending | None = None
         self._waiter: Admission | None = None
         self._deadline: _Deadline | None = None
+        self._observed = observed
         self._watch = None if cancel is None else cancel.watch(self._stop)
         self._ending = threading.Lock()  # held by who ends it
         self._reason = ""  # why it was cancelled
@@ -250,27 +256,50 @@ class RequestFuture(Future[list[Tensor]]):
 
     def finish(self, results: list[Tensor]) -> None:
         """End it with results, unless it has ended."""
-        self._end("completed", partial(self.set_result, results))
+        self._end("completed", partial(self.set_result, results), None, results)
 
     def fail(self, error: BaseException) -> None:
         """End it with an error, unless it has ended."""
         if isinstance(error, Cancelled):
-            self._end("cancelled", partial(self._set_cancelled, str(error)))
+            self._end("cancelled", partial(self._set_cancelled, str(error)), error)
         else:
-            self._end(outcome_of(error), partial(self.set_exception, error))
+            self._end(outcome_of(error), partial(self.set_exception, error), error)
 
     def _set_cancelled(self, reason: str) -> None:
         self._reason = reason
         super().cancel()
         self.set_running_or_notify_cancel()  # for concurrent.futures.wait and as_completed
 
-    def _end(self, outcome: str, tell: Callable[[], None]) -> None:
-        undisturbed(partial(self._end_once, outcome, tell))
+    def tell(self, error: BaseException | None, results: list[Tensor] | None = None) -> None:
+        """Tell observers, if there are any, how it ended; only the first time counts."""
+        observed, request, waiter = self._observed, self.request, self._waiter
+        if observed is not None:
+            admitted_s = 0.0 if waiter is None else waiter.admitted_s
+            if request is not None and request.began_s:
+                admitted_s = request.began_s
+            observed.ended(error, self.inputs, results, admitted_s, runs_of(request))
 
-    def _end_once(self, outcome: str, tell: Callable[[], None]) -> None:
+    def _end(
+        self,
+        outcome: str,
+        tell: Callable[[], None],
+        error: BaseException | None,
+        results: list[Tensor] | None = None,
+    ) -> None:
+        undisturbed(partial(self._end_once, outcome, tell, error, results))
+
+    def _end_once(
+        self,
+        outcome: str,
+        tell: Callable[[], None],
+        error: BaseException | None,
+        results: list[Tensor] | None,
+    ) -> None:
         if not self._ending.acquire(blocking=False):
             return
         try:
+            if self._observed is not None and self._server is not None:
+                self.tell(error, results)
             self._note(outcome)
         finally:
             tell()
@@ -286,6 +315,7 @@ class RequestFuture(Future[list[Tensor]]):
             self._deadline.future = None
         server, waiter, request = self._server, self._waiter, self.request
         self._watch = self._server = self._waiter = self.inputs = self.request = None
+        self._observed = None
         came_s = 0.0 if waiter is None else waiter.came_s
         admitted_s = 0.0 if waiter is None else waiter.admitted_s
         if request is not None and request.began_s:
@@ -309,6 +339,11 @@ class _Deadline:
         future = self.future
         if future is not None:
             future.expire()
+
+
+def runs_of(request: Request | None) -> int:
+    """Return how many requests shared the run of one."""
+    return 1 if request is None else request.shared_by
 
 
 def outcome_of(error: BaseException) -> str:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,11 +21,15 @@ from engine.host.interrupts import in_main_thread, raised_by_handler, undisturbe
 from engine.host.tasks import open_lock
 from engine.serving.batching import Batcher, Request
 from engine.serving.pending import PendingRequests
-from engine.serving.request_future import RequestFuture, WhenFull, awaited, outcome_of
+from engine.serving.request_future import RequestFuture, WhenFull, awaited, outcome_of, runs_of
 from engine.serving.statistics import Recorder
 from engine.serving.threads import HandOff
 from engine.tensor import Tensor
 from engine.types import CancelToken
+
+if TYPE_CHECKING:
+    from engine.report.observing.observation import Observation
+    from engine.report.observing.request import ObservedRequest
 
 _LOOK_S = 0.002
 # A run that takes less is over before a worker is awake.
@@ -36,12 +40,14 @@ class Runnable(Protocol):
     """What a queue's requests run on: a built model, or many that behave as one.
 
     semaphore: before its runs. can_stop: see Server. run_s: how long the last run took. batcher:
-    of requests that share runs, whose runs it counts; None where each runs alone.
+    of requests that share runs, whose runs it counts; None where each runs alone. observation:
+    what tells observers of the requests; None where there are none.
     """
 
     semaphore: FairSemaphore
     can_stop: bool
     run_s: float
+    observation: Observation | None
 
     @property
     def batcher(self) -> Batcher | None:
@@ -59,6 +65,9 @@ class Runnable(Protocol):
 
         request: from `batcher`, with the inputs checked, for a run that others may share.
         """
+
+    def checked(self, inputs: Any) -> list[Any]:
+        """Return a request's inputs in the model's order. Raises what Model.predict raises."""
 
     def abort(self) -> None:
         """Fail what runs, if that can be. Does not wait."""
@@ -114,6 +123,7 @@ class RequestQueue(Generic[R]):
         came_s = time.perf_counter()
         admitted_s = 0.0
         deadline_s = None if timeout_s is None else time.monotonic() + _seconds(timeout_s)
+        observed = self._begun()
 
         def run() -> list[Tensor]:
             if self._refusal:
@@ -139,17 +149,28 @@ class RequestQueue(Generic[R]):
                 except BaseException:
                     semaphore.release()  # for a signal handler that raised in the first
                     raise
-        except QueueFull:
+        except QueueFull as error:
             self._recorder.refused()
+            if observed is not None:
+                observed.ended(error, inputs)
             raise
         except BaseException as error:
             self._recorder.ended(outcome_of(error), came_s, admitted_s, time.perf_counter())
+            if observed is not None:
+                observed.ended(error, inputs, None, admitted_s, runs_of(request))
             if isinstance(error, DeadlineExceeded) and error.timeout_s != timeout_s:
                 raise _late(timeout_s) from error
             raise
         runs = request is None  # the batcher counts those of others
         self._recorder.ended("completed", came_s, admitted_s, time.perf_counter(), runs)
+        if observed is not None:
+            observed.ended(None, inputs, results, admitted_s, runs_of(request))
         return results
+
+    def _begun(self) -> ObservedRequest | None:
+        """Tell observers, if there are any, that a request has come."""
+        observation = self.runnable.observation
+        return None if observation is None else observation.begin(self.runnable.checked)
 
     def _served(
         self,
@@ -212,7 +233,7 @@ class RequestQueue(Generic[R]):
             timeout_s = _seconds(timeout_s)
         if cancel is not None:
             require("cancel", cancel, CancelToken)
-        future = RequestFuture(self, inputs, timeout_s, cancel)
+        future = RequestFuture(self, inputs, timeout_s, cancel, self._begun())
         try:
             if self.runnable.batcher is not None:
                 future.request = self.runnable.batcher.request(inputs)
@@ -225,8 +246,12 @@ class RequestQueue(Generic[R]):
             if when_full is None:
                 when_full = "wait" if self._is_waiting else "raise"
             return self.pending.submit(future, when_full)
-        except QueueFull:
+        except QueueFull as error:
             self._recorder.refused()
+            future.tell(error)
+            raise
+        except BaseException as error:  # it is closed; or a signal handler's
+            future.tell(error)
             raise
 
     async def predict_async(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
+    from engine.report.observing.observation import Observation
     from engine.serving.request_future import RequestFuture
     from engine.serving.request_queue import RequestQueue
     from engine.tensor import Tensor
@@ -36,6 +37,7 @@ class Runner(Handle):
     """
 
     model_path_ = ""
+    _observation: Observation | None = None
 
     def __init__(self, why_not: str) -> None:
         """why_not: why nothing can run yet; "" once it can."""
@@ -154,6 +156,8 @@ class Runner(Handle):
         except BaseException:
             self._queues = queues  # a signal handler's: the next call goes on
             raise
+        if self._observation is not None:
+            self._observation.close()
 
     def _leave(self, finish: bool) -> None:
         self.close(finish=finish)

@@ -15,6 +15,7 @@ from engine.errors import Cancelled, EngineError, ModelError
 from engine.formats.opened import state_of
 from engine.host.interrupts import raised_by_handler
 from engine.model.model import Model, model_state
+from engine.runtime.extensions import in_trial
 from engine.serving import batchable
 from engine.serving.batchable import Batching
 from engine.serving.built_model import BuiltModel
@@ -156,6 +157,7 @@ def _run_of(model: Model, cancel: CancelToken | None) -> batchable.Run:
     def run(arrays: Sequence[batchable.Array]) -> list[batchable.Array]:
         if cancel is not None:
             cancel.check()
-        return [tensor.get_data_to_numpy() for tensor in model.predict(list(arrays))]
+        results = in_trial(lambda: model.predict(list(arrays)))
+        return [tensor.get_data_to_numpy() for tensor in results]
 
     return run

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from engine.config.checks import (
@@ -24,9 +25,12 @@ from engine.errors import InputError, ModelError, ModelStateError
 from engine.formats.given import absent
 from engine.host import fork
 from engine.host.interrupts import undisturbed
+from engine.runtime.extensions import chosen
 from engine.serving.request_queue import RequestQueue
 from engine.serving.runner import CLOSED, Runner, end
 from engine.tensor import Tensor
+from engine.types import ModelDescription
+from engine.wings import wing
 from engine.workers import factory
 from engine.workers.assignments import assignments
 from engine.workers.batch_axes import check_axes
@@ -150,7 +154,7 @@ class MultiDeviceRunner(Runner):
             hang_timeout_s,
         )
         try:
-            ready = self._built(failure, progress, cancel)
+            ready = self._observed_build(chosen(context, config), failure, progress, cancel)
             self._variable_weights = ready.variable_weights
             self._replicas = Replicas(
                 self._supervisor,
@@ -160,6 +164,7 @@ class MultiDeviceRunner(Runner):
                 ready.cuts,
                 is_forced=batching == "force",
             )
+            self._replicas.observation = self._observation
             self._queues = [
                 RequestQueue(self._replicas, self._recorder, queue_limit, when_full == "wait")
             ]
@@ -167,7 +172,37 @@ class MultiDeviceRunner(Runner):
             fork.watch(self)
         except BaseException:
             self._supervisor.close(CLOSED)
+            if self._observation is not None:
+                self._observation.close()
             raise
+
+    def _observed_build(
+        self,
+        found: Mapping[str, Mapping[str, str]],
+        failure: str,
+        progress: Progress | None,
+        cancel: CancelToken | None,
+    ) -> Ready:
+        """Have the workers build the model, and tell observers, if `found` has some."""
+        path = self.model_path_
+        observation = wing("observation")(found, path) if found else None
+        if observation is None:
+            return self._built(failure, progress, cancel)
+
+        def work(noted: Progress) -> tuple[Ready, ModelDescription]:
+            ready = self._built(failure, noted, cancel)
+            about = ModelDescription(
+                name=Path(path).stem,
+                path=path,
+                backends=ready.backends,
+                inputs=ready.inputs,
+                outputs=ready.outputs,
+            )
+            return ready, about
+
+        built: Ready = observation.built(work, progress)
+        self._observation = observation
+        return built
 
     def _built(self, failure: str, progress: Progress | None, cancel: CancelToken | None) -> Ready:
         """Have the workers build the model. failure: what the message of an error begins with."""
@@ -230,12 +265,13 @@ class MultiDeviceRunner(Runner):
                 "context.parallel.config_info"
             )
 
-        def update() -> None:
+        def update() -> Sequence[str]:
             with self._updating:
                 sent = sendable(weights, self._variable_weights)
-                update_all(self._supervisor, sent, queue.alone)
+                return update_all(self._supervisor, sent, queue.alone)
 
-        undisturbed(update)
+        observation = self._observation
+        undisturbed(update if observation is None else lambda: observation.update(update))
 
     def statistics(self) -> MultiDeviceStatistics:
         """Return counts and times of all requests since the start, and the state of each worker."""

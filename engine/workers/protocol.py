@@ -117,7 +117,7 @@ class Ready(NamedTuple):
 
     keeps_deadlines, can_stop: its backends stop a run at a deadline, and when they are told to.
     data_files: as an assignment has them; empty on another machine. variable_weights: those that
-    were declared. cuts: None where no proof was asked for.
+    were declared. cuts: None where no proof was asked for. backends: those that run it.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -127,6 +127,7 @@ class Ready(NamedTuple):
     data_files: Mapping[str, FileVersion]
     variable_weights: tuple[TensorSpec, ...] = ()
     cuts: Cuts | None = None
+    backends: tuple[str, ...] = ()
 
 
 class Worker(Protocol):

@@ -27,6 +27,7 @@ from engine.workers.watchdog import GRACE_S, check
 
 if TYPE_CHECKING:
     from engine.host.tasks import Task
+    from engine.report.observing.observation import Observation
     from engine.types import TensorSpec, Value
     from engine.workers.protocol import Cuts
     from engine.workers.supervisor import Supervisor
@@ -49,6 +50,7 @@ class Replicas:
 
     can_stop = True
     batcher = None  # requests share no runs
+    observation: Observation | None = None
 
     def __init__(
         self,
@@ -110,6 +112,10 @@ class Replicas:
             threads.given = ThreadInputs()
         return threads.given.give(self._inputs, self)  # type: ignore[no-any-return]
 
+    def checked(self, inputs: Any) -> list[Any]:
+        """See Runnable."""
+        return fitting.values(self._signature, inputs, ())
+
     def abort(self) -> None:
         """See Runnable: by ending all workers."""
         self.supervisor.abort(CLOSED)
@@ -126,7 +132,7 @@ class Replicas:
         if values is not None and last.uncut_by == workers:
             return [values]
         if values is None:
-            values = fitting.values(self._signature, inputs, ())
+            values = self.checked(inputs)
         arrays = [
             (dtype, None if dtype is None else value.shape)
             for dtype, value in zip(self._signature.quick_dtypes, values)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import ModelError
 from engine.formats.opened import FileVersion, state_of
 from engine.model.model import Model, model_state
+from engine.runtime.extensions import description
 from engine.tensor import Tensor
 from engine.tensor.enums import ModelType
 from engine.tensor.values import arrays_in
@@ -37,6 +38,7 @@ class ServedModel:
         self._assignment = assignment
         self._model = Model()
         self._state = model_state(self._model)
+        self._state.is_inner = True
         self._can_stop = False
         self._lock = threading.Lock()
         self._number = 0  # of the run under way, or the last
@@ -74,7 +76,15 @@ class ServedModel:
             cuts = proven(recipe.opened_again, *specs, wanted.batch_axes)
             if cuts is not None and state_of(plan.source):
                 cuts = Cuts("it keeps state from one predict to the next")
-        return Ready(*specs, keeps_deadlines, self._can_stop, dict(data_files), variable, cuts)
+        return Ready(
+            *specs,
+            keeps_deadlines,
+            self._can_stop,
+            dict(data_files),
+            variable,
+            cuts,
+            description(plan, self._state.require_built().signature, "").backends,
+        )
 
     def _refuse_other_files(self, data_files: Mapping[str, FileVersion]) -> None:
         """Raise ModelError where a file was changed since the first workers have read it.

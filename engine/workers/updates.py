@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 def update_all(
     workers: Supervisor, weights: Update, alone: Callable[[], AbstractContextManager[object]]
-) -> None:
-    """Have all workers of a supervisor take new weights. One update at a time.
+) -> Sequence[str]:
+    """Have all workers of a supervisor take new weights; return their names. One at a time.
 
     weights: see `engine.weights.variables.sendable`; kept, for workers that start later. alone: a
     context in which no request runs, nor begins. Raises what Model.update_weights raises, and then
@@ -66,6 +66,7 @@ def update_all(
             with suppress(Exception), workers.reserved([slot]) as [worker]:  # lost, or closed
                 if worker in prepared and worker is not None:
                     _settle(slot, worker, False, workers.hang_s)
+    return names
 
 
 def _settle(slot: WorkerSlot, worker: Worker, take: bool, hang_s: float | None) -> None:

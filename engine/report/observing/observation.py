@@ -1,0 +1,153 @@
+"""What one model or runner does, told to observers: its build, requests, updates and close."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from engine.errors import one_line
+from engine.report.observing.observers import Observer, observers
+from engine.report.observing.request import Checked, ObservedRequest, status_of
+from engine.report.observing.thread import ObservedThread
+from engine.runtime.extensions import description
+from engine.types import (
+    BuildEvent,
+    CloseEvent,
+    ModelDescription,
+    Span,
+    Status,
+    UpdateEvent,
+)
+
+if TYPE_CHECKING:
+    from engine.model.recipe import Built, Recipe
+    from engine.runtime.thread_state import ThreadState
+    from engine.types import CancelToken, Progress
+
+T = TypeVar("T")
+
+
+def observation(chosen: Mapping[str, Mapping[str, str]], path: str) -> Observation | None:
+    """Return what tells of a model or runner that is to be built; None where no observer is on.
+
+    path: the model's file, "" for one in memory. Raises ExtensionError, SettingError.
+    """
+    watching = observers(chosen)
+    return Observation(watching, path) if watching else None
+
+
+class Observation:
+    """Tells of one model or runner. Any thread may call any method, once it is built."""
+
+    def __init__(self, watching: Sequence[Observer], path: str) -> None:
+        self._watching = watching
+        self._model = ModelDescription(
+            name=Path(path).stem, path=path, backends=(), inputs=(), outputs=()
+        )
+        self._closing = threading.Lock()  # held once it is closed
+
+    # --------------------------------------------------------------------------------- building
+
+    def build(self, recipe: Recipe, progress: Progress | None, cancel: CancelToken | None) -> Built:
+        """Build a model by its recipe, and tell of it."""
+
+        def work(progress: Progress) -> tuple[Built, ModelDescription]:
+            built = recipe.build(progress, cancel)
+            return built, description(built.plan, built.signature, recipe.path)
+
+        return self.built(work, progress)
+
+    def built(
+        self, work: Callable[[Progress], tuple[T, ModelDescription]], progress: Progress | None
+    ) -> T:
+        """Build what `work` builds, and tell of it.
+
+        work: takes what notes the phases; returns what it has built, and its description.
+        """
+        phases = _Phases(progress)
+        begin_s = time.monotonic()
+        failed: BaseException | None = None
+        try:
+            built, self._model = work(phases)
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            self._tell(
+                "on_build",
+                BuildEvent(
+                    model=self._model,
+                    spans=phases.spans(),
+                    **_ended(begin_s, failed),
+                ),
+            )
+        return built
+
+    # ---------------------------------------------------------------------------------- running
+
+    def begin(self, checked: Checked) -> ObservedRequest:
+        """Return a request that has just come. checked: see Checked."""
+        return ObservedRequest(self._watching, self._model, checked)
+
+    def thread(self, own: ThreadState) -> ThreadState:
+        """Return a thread's state for one predict of a model by itself."""
+        return cast("ThreadState", ObservedThread(own, self.begin(own.take)))
+
+    # ------------------------------------------------------------------------- updates and close
+
+    def update(self, work: Callable[[], Sequence[str]]) -> None:
+        """Exchange weights, and tell of it. work: does it, and returns their names."""
+        begin_s = time.monotonic()
+        failed: BaseException | None = None
+        names: Sequence[str] = ()
+        try:
+            names = work()
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            event = UpdateEvent(model=self._model, weights=tuple(names), **_ended(begin_s, failed))
+            self._tell("on_update", event)
+
+    def close(self) -> None:
+        """Tell that it was closed; only once."""
+        if self._closing.acquire(blocking=False):
+            self._tell("on_close", CloseEvent(model=self._model))
+
+    def _tell(self, method: str, event: object) -> None:
+        for observer in self._watching:
+            observer.tell(method, event)
+
+
+def _ended(begin_s: float, error: BaseException | None) -> dict[str, Any]:
+    """Return the fields that builds and updates have in common."""
+    return {
+        "status": Status.COMPLETED if error is None else status_of(error),
+        "begin_s": begin_s,
+        "duration_s": time.monotonic() - begin_s,
+        "error": "" if error is None else one_line(error),
+    }
+
+
+class _Phases:
+    """A Progress that notes when each phase began and was last heard of, and passes it on."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._noted: dict[str, tuple[float, float]] = {}
+
+    def __call__(self, phase: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        begin_s, _ = self._noted.get(phase, (now, now))
+        self._noted[phase] = begin_s, now
+        if self._progress is not None:
+            self._progress(phase, done, total)
+
+    def spans(self) -> tuple[Span, ...]:
+        return tuple(
+            Span(name=name, begin_s=begin_s, duration_s=end_s - begin_s)
+            for name, (begin_s, end_s) in self._noted.items()
+        )

@@ -1,0 +1,94 @@
+"""A predict of a model by itself, as a request that observers are told of.
+
+`ObservedThread` stands in place of a thread's state for one predict: `Model.predict` goes its usual
+way through it, and pays nothing for observers where there are none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from engine.report.observing.request import ObservedRequest
+from engine.tensor.values import tensors_of
+
+if TYPE_CHECKING:
+    from engine.runtime.thread_state import ThreadState
+
+
+class ObservedThread:
+    """The state of a thread, which it asks for all that it does not watch itself."""
+
+    is_plain = False  # so that `give` sees every result
+
+    def __init__(self, own: ThreadState, request: ObservedRequest) -> None:
+        self._own = own
+        self._request = request
+        self._inputs: Any = None
+        self._run_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def take(self, inputs: Any) -> list[Any]:
+        """See ThreadState."""
+        self._inputs = inputs
+        return self._own.take(inputs)
+
+    def bind(self, inputs: Any, outputs: Any) -> tuple[list[Any], list[Any]]:
+        """See ThreadState."""
+        self._inputs = inputs
+        return self._own.bind(inputs, outputs)
+
+    def run(self, *arguments: Any) -> list[Any]:
+        """See engine_predict. The results are in a list of their own, which goes to `give`."""
+        return self._timed(self._own.run, *arguments)
+
+    def cancellable(self, cancel: Any) -> _Cancellable:
+        """See ThreadState."""
+        return _Cancellable(self._own.cancellable(cancel), self._timed)
+
+    def _timed(self, run: Callable[..., Any], *arguments: Any) -> list[Any]:
+        self._run_s = time.perf_counter()
+        return list(run(*arguments))
+
+    def give(self, results: Any, outputs: Any) -> list[Any]:
+        """See ThreadState."""
+        own = self._own
+        if outputs is None and own.is_plain:
+            tensors: list[Any] = tensors_of(results, own.descriptions)
+        else:
+            tensors = own.give(results, outputs)
+        self._request.ended(None, self._inputs, tensors, self._run_s)
+        return tensors
+
+    def refuse(self, error: BaseException) -> None:
+        """See ThreadState."""
+        self._own.refuse(error)
+        self._request.ended(error, self._inputs)
+
+    def fail(self, *arguments: Any) -> NoReturn:
+        """See ThreadState."""
+        try:
+            self._own.fail(*arguments)
+        except BaseException as error:
+            self._request.ended(error, self._inputs, None, self._run_s)
+            raise
+
+
+class _Cancellable:
+    """What `ThreadState.cancellable` gives, timed."""
+
+    def __init__(self, own: Any, timed: Callable[..., list[Any]]) -> None:
+        self._own = own
+        self._timed = timed
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True once the context was told to stop."""
+        return bool(self._own.is_cancelled)
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        """See engine_predict."""
+        return self._timed(self._own, *arguments)
