@@ -905,10 +905,11 @@ class RequestEvent(_Value):
     """A request has ended: one event each, however it came and however many devices served it.
 
     id: unique among the requests of this process. begin_s: when it came, of time.monotonic().
-    queue_s: from then to its run; all of its time where it never ran. compute_s: of its run, as the
-    request sees it: all that share a run take as long as the run. batch_size: how many requests
-    shared the run, this one included; 0 where it never ran. error: "" or the exception in one line.
-    begun: what the observer's `on_begin` returned for it, None where it has no such method.
+    queue_s: from then to its turn; all of its time where that never came. compute_s: of its run, as
+    the request sees it: all that share a run take as long as the run. batch_size: how many requests
+    shared the run, this one included; 0 where its turn never came. error: "" or the exception in
+    one line. begun: what the observer's `on_begin` returned for it, None where it has no such
+    method.
     inputs, outputs: host arrays and other values in the model's order, not to be changed or kept
     after `on_request` has returned (copy them); None unless the observer has `wants_values`, where
     the inputs did not pass the checks, and where there are no results.

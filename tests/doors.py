@@ -8,12 +8,14 @@ tests/test_doors.py installs them for the tests' own process; tests/wheel/ insta
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import re
 import sys
 import threading
 import time
 import tomllib
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -23,7 +25,7 @@ import onnx
 from onnx import TensorProto, helper
 
 PAGE = Path(__file__).parents[1] / "docs/doors.md"
-KINDS = ("format", "source", "pass", "command", "transport", "extension")
+KINDS = ("format", "source", "pass", "command", "transport", "extension", "observer")
 
 
 class Example(NamedTuple):
@@ -80,10 +82,12 @@ def check_all(folder: Path, target: str) -> None:
     with mock.patch.dict(os.environ, ENGINE_TRANSPORT="files", FILES_FOLDER=str(folder / "ranks")):
         for result in summed(folder):
             np.testing.assert_array_equal(result, [[3, 3, 3]])
-    # extension
-    timed = mock.patch.dict(os.environ, ENGINE_EXTENSIONS="timing")
-    with timed, engine.load(doubled, target=target) as model:
+    # extension and observer
+    timed = mock.patch.dict(os.environ, ENGINE_EXTENSIONS="timing,counter;label=web")
+    said = io.StringIO()
+    with timed, redirect_stderr(said), engine.load(doubled, target=target) as model:
         np.testing.assert_array_equal(model(x=x)["y"], 2 * x)
+    assert re.fullmatch(r"doubled: [\d.]+ s\ndoubled: web {'completed': 1}\n", said.getvalue())
 
 
 def saved(path: Path, nodes: list[Any], domain: str = "") -> Path:

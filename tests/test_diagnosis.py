@@ -219,7 +219,12 @@ def test_a_variable_that_is_set_is_a_note_on_what_it_does(null_backend: str) -> 
         ("ENGINE_TARGET", "NULL", NOTE, ""),
         ("ENGINE_TARGET", "null, tpu", PROBLEM, "no backend serves 'tpu' (installed: "),
         ("ENGINE_DISABLED_BACKENDS", "null,nul", NOTE, "there is no 'nul' (installed: "),
-        ("ENGINE_EXTENSIONS", "no_such", PROBLEM, "no 'no_such', so no model can be built (inst"),
+        (
+            "ENGINE_EXTENSIONS",
+            "no_such;a=1",
+            PROBLEM,
+            "no 'no_such', so no model can be built (inst",
+        ),
         ("ENGINE_CACHE", "Read", NOTE, ""),
         ("ENGINE_CACHE", "yes", PROBLEM, "expected on, read, off, so no model can be built"),
         ("ENGINE_LOCAL_SIZE", "2", NOTE, ""),

@@ -183,6 +183,76 @@ def test_an_extension_gives_back_what_the_model_gave_it(
             model.predict([X], given)
 
 
+FREE = """
+def wrap(model, predict, options):
+    def free(context, inputs, outputs, deadline_s):
+        return {returned}
+    return free
+
+wrap.changes_results = True
+"""
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("[float(options['factor']) * inputs[0]]", None),  # without a call of the model
+        ("[y + 1 for y in predict(context, inputs, None, deadline_s)]", None),
+        ("predict(context, inputs, outputs, deadline_s)", None),
+        ("[inputs[0].astype('float64')]", r"it gave float64 for output 'y', expected float32"),
+        ("[[1.0]]", r"it gave list for output 'y', expected float32"),
+        ("[inputs[0][:, :2]]", r"it gave the shape \[2, 2\] for output 'y', expected float32"),
+        ("inputs + inputs", r"it gave <class 'list'>, expected a list of 1 results"),
+        ("None", r"it gave <class 'NoneType'>, expected a list of 1 results"),
+        ("1 / 0", "its predict raised ZeroDivisionError"),
+    ],
+)
+def test_one_that_says_so_may_give_other_results_of_the_outputs_types(
+    returned: str, message: str | None, install_bad: Callable[..., None], tmp_path: Path
+) -> None:
+    install_bad(FREE.format(returned=returned), "bad;factor=4")
+    wanted = {"[float": 4 * X, "[y + 1": 2 * X + 2}.get(returned[:6], 2 * X + 1)
+    model = load(tmp_path)
+    for given in (None, [Tensor(np.zeros((2, 3), np.float32))]):
+        if message is None:
+            [y] = model.predict([X], given)
+            np.testing.assert_array_equal(y.get_data_to_numpy(), wanted)
+            continue
+        with pytest.raises(engine.ExtensionError, match=f"extension 'bad' is at fault: {message}"):
+            model.predict([X], given)
+
+
+def test_trials_of_a_build_do_not_reach_an_extension(
+    notes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_EXTENSIONS", "outer,inner")
+    context = engine.Context()
+    context.target = ["null"]
+    runner = engine.ModelParallelRunner()
+    runner.build_from_file(str(models.affine(tmp_path)), context)  # measures what batches gain
+    with runner:
+        assert notes.events == []
+        runner.predict([X])
+    assert [name for name, *_ in notes.events] == ["outer", "inner"]
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (["trace"], TypeError),
+        ({"trace": "port=1"}, TypeError),
+        ({1: {}}, TypeError),
+        ({"trace": {1: "a"}}, TypeError),
+    ],
+)
+def test_a_contexts_extensions_are_names_with_options(value: Any, error: type) -> None:
+    context = engine.Context()
+    with pytest.raises(error, match=r"extensions|trace"):
+        context.extensions = value
+    context.extensions = {"trace": {"port": 9}}
+    assert context.extensions == {"trace": {"port": "9"}}
+
+
 def test_an_error_of_the_backend_inside_an_extension_is_the_backends(
     notes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ VARIABLES = {
     "ENGINE_DEBUG": "the command line shows the traceback of an error",
     "ENGINE_DEC_KEY": "the key of the encrypted models that commands are given",
     "ENGINE_DISABLED_BACKENDS": "these backends are not used although they are installed",
-    "ENGINE_EXTENSIONS": "these extensions see every predict of the models that are built",
+    "ENGINE_EXTENSIONS": "these extensions and observers are on for the models that are built",
     "ENGINE_LOCAL_SIZE": "so many processes of this job share the CPUs of this machine",
     "ENGINE_ONNX_BACKEND": "onnx's own test runner drives this backend",
     "ENGINE_PASSES": "these passes rewrite the graphs of the models that are built",
@@ -51,7 +51,10 @@ def _known(name: str, value: str) -> Finding:
     is_wrong = False
     parts = [part for part in value.replace(" ", "").split(",") if part]
     if name in ("ENGINE_TARGET", "ENGINE_DISABLED_BACKENDS", "ENGINE_EXTENSIONS"):
-        here = doors.names(doors.EXTENSIONS) if name == "ENGINE_EXTENSIONS" else installed()
+        here = installed()
+        if name == "ENGINE_EXTENSIONS":
+            here = tuple(sorted({*doors.names(doors.EXTENSIONS), *doors.names(doors.OBSERVERS)}))
+            parts = [part.partition(";")[0] for part in parts]
         is_known = is_target if name == "ENGINE_TARGET" else here.__contains__
         if absent := ", ".join(repr(part) for part in parts if not is_known(part)):
             is_wrong = True

@@ -20,7 +20,7 @@ from engine.runtime.wrapping import failed, load, wrapping
 if TYPE_CHECKING:
     from engine.types import ModelDescription
 
-_made: dict[tuple[int, str, tuple[tuple[str, str], ...]], Observer] = {}
+_made: dict[tuple[int, object, tuple[tuple[str, str], ...]], Observer] = {}
 _lock = threading.RLock()  # reentrant: an observer may build models
 
 
@@ -70,9 +70,9 @@ def observers(chosen: Mapping[str, Mapping[str, str]]) -> Sequence[Observer]:
 
 def _observer(name: str, options: Mapping[str, str]) -> Observer:
     # A forked child makes its own: sockets and threads of the parent's are not its.
-    key = os.getpid(), name, tuple(sorted(options.items()))
+    make = load(OBSERVERS, name)
+    key = os.getpid(), make, tuple(sorted(options.items()))
     if key not in _made:
-        make = load(OBSERVERS, name)
         try:
             own = make(dict(options))
         except BaseException as error:
