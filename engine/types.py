@@ -959,8 +959,9 @@ class Observer(Protocol):
     in the thread that ended the request: be quick.
 
     * `wants_values`: True for requests with their inputs and outputs.
-    * `on_begin(model: ModelDescription)`: a request has come, in the thread or task that made it;
-      what it returns is `RequestEvent.begun`, for example the trace that the caller is in.
+    * `on_begin(model: ModelDescription)`: a request has come; called in the contextvars context of
+      the thread or task that made it, or a copy of that. What it returns is `RequestEvent.begun`,
+      for example the trace that the caller is in.
     * `on_build(event: BuildEvent)`, `on_request(event: RequestEvent)`,
       `on_update(event: UpdateEvent)`, `on_close(event: CloseEvent)`.
     """

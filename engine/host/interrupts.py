@@ -13,6 +13,8 @@ import sys
 import threading
 from _queue import Empty, SimpleQueue  # as queue has them, which takes heapq along
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
+from functools import partial
 from itertools import pairwise
 from types import FrameType, TracebackType
 from typing import TypeVar
@@ -35,11 +37,11 @@ def undisturbed(work: Callable[[], T]) -> T:
     """Return what `work` returns, or raise what it raises, in a thread where no handler runs.
 
     Handlers run in the main thread. One that raises ends the wait; the work goes on to its end, so
-    that it removes the files that it makes.
+    that it removes the files that it makes. It runs in a copy of the caller's contextvars context.
     """
     if not in_main_thread() or sys.is_finalizing():
         return work()  # as the process ends no other thread runs
-    task = Task(work)
+    task = Task(partial(copy_context().run, work))
     try:
         _tasks.put(task)
         if not _waiting:

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,29 @@ def test_a_build_is_told_of_with_its_phases_and_one_that_fails_with_its_error(
     assert failed.error.startswith("ModelError: ")
     assert failed.model.path == str(models.unknown_operator(tmp_path))
     assert (failed.model.inputs, failed.model.backends) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("make", "ask"),
+    [
+        *((model, ask) for ask in (by_predict, by_await)),
+        *((runner, ask) for ask in (by_predict, by_timed, by_await, by_submit)),
+        (devices, by_submit),
+    ],
+)
+def test_a_request_begins_in_the_context_of_its_caller(
+    make: Callable[[Path], Any],
+    ask: Callable[..., None],
+    told: Told,
+    tmp_path: Path,
+    monkeypatch: Any,
+) -> None:
+    caller: ContextVar[str] = ContextVar("caller", default="nobody")
+    monkeypatch.setattr(told.module.Notes, "on_begin", lambda self, model: caller.get())
+    with make(models.affine(tmp_path)) as asked:
+        caller.set("somebody")
+        ask(asked, X, None)
+    assert [each.begun for each in told.of("Request")] == ["somebody"]
 
 
 def test_trials_of_a_build_and_measured_predicts_are_no_requests(
