@@ -950,9 +950,10 @@ class CloseEvent(_Value):
 class Observer(Protocol):
     """What sees models being built, run, updated and closed. Since contract 1.2.
 
-    An entry point of `engine.observers.v1` names a function that makes one. The core calls it as
-    make(options: Mapping[str, str]), once a process for the same options, when the first model is
-    built for which the user has switched it on; ValueError is for an option that it does not know.
+    An entry point of `engine.extensions.v1` with a true attribute `observes` makes one: a class, or
+    a function. The core calls it as make(options: Mapping[str, str]), once a process for the same
+    options, when the first model is built for which the user has switched it on; ValueError is for
+    an option that it does not know.
 
     All members are optional; any thread may call, several at once. What a method raises is logged,
     and changes nothing for the request. `on_request` is called before the caller has the results,

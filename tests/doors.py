@@ -25,7 +25,7 @@ import onnx
 from onnx import TensorProto, helper
 
 PAGE = Path(__file__).parents[1] / "docs/doors.md"
-KINDS = ("format", "source", "pass", "command", "transport", "extension", "observer")
+KINDS = ("format", "source", "pass", "command", "transport", "extension", "extension")
 
 
 class Example(NamedTuple):
@@ -82,7 +82,7 @@ def check_all(folder: Path, target: str) -> None:
     with mock.patch.dict(os.environ, ENGINE_TRANSPORT="files", FILES_FOLDER=str(folder / "ranks")):
         for result in summed(folder):
             np.testing.assert_array_equal(result, [[3, 3, 3]])
-    # extension and observer
+    # extensions
     timed = mock.patch.dict(os.environ, ENGINE_EXTENSIONS="timing,counter;label=web")
     said = io.StringIO()
     with timed, redirect_stderr(said), engine.load(doubled, target=target) as model:

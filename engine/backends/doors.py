@@ -46,11 +46,8 @@ PASSES = Door("pass", "engine.passes.v1", ("version", "rewrite"))
 COMMANDS = Door("command", "engine.commands.v1", ("make_context", "invoke"))
 TRANSPORTS = Door("transport", "engine.transports.v1", ("join",))
 EXTENSIONS = Door("extension", "engine.extensions.v1", ("__call__",))
-OBSERVERS = Door("observer", "engine.observers.v1", ("__call__",))
 CONFORMANCE = Door("conformance", "engine.conformance.v1", ("backend",), extra="testing")
-DOORS = (
-    BACKENDS, FORMATS, SOURCES, PASSES, COMMANDS, TRANSPORTS, EXTENSIONS, OBSERVERS, CONFORMANCE,
-)  # fmt: skip
+DOORS = (BACKENDS, FORMATS, SOURCES, PASSES, COMMANDS, TRANSPORTS, EXTENSIONS, CONFORMANCE)
 WINGS = Door("wing", "engine.wings.v1")  # the core's own parts, see engine.wings: no plugins
 
 

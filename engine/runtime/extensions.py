@@ -2,8 +2,8 @@
 
 By `ENGINE_EXTENSIONS=trace,metrics;port=9000`, by [common_context] extensions with a section
 [trace_extension] for options, or by `Context.extensions`. A name stands for an entry point of group
-`engine.extensions.v1`, which wraps a model's predict when it is built (`engine.types.Extension`),
-of `engine.observers.v1`, which is told of events (`engine.types.Observer`), or for one of each.
+`engine.extensions.v1`. It wraps a model's predict when that is built (`engine.types.Extension`), or
+makes an observer, which is told of events (`engine.types.Observer`).
 Nothing is imported, wrapped or told for one that is off.
 """
 

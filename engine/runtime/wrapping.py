@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.backends import BackendState, doors
-from engine.backends.doors import EXTENSIONS, OBSERVERS, Door
+from engine.backends.doors import EXTENSIONS
 from engine.errors import EngineError, ExtensionError, one_line
 from engine.host.interrupts import raised_by_handler
 from engine.runtime.extensions import VARIABLE, description, unseen
@@ -33,8 +33,7 @@ def wrapped(
     """
     predict: Predict = plan.predict
     model = description(plan, signature, path)
-    for name in reversed(wrapping(chosen)):
-        extension = load(EXTENSIONS, name)
+    for name, extension in reversed(loaded(chosen, observes=False).items()):
         inside = _Inside(predict)
         try:
             options = {"options": chosen[name]} if _takes_options(extension) else {}
@@ -50,25 +49,31 @@ def wrapped(
     return predict
 
 
-def wrapping(chosen: Iterable[str]) -> list[str]:
-    """Return those names that stand for extensions, in their order.
+def loaded(chosen: Iterable[str], observes: bool) -> dict[str, Any]:
+    """Import what is switched on; return those that make observers, or the others, by name.
 
-    Raises ExtensionError for a name that stands for no extension, nor for an observer.
+    Raises ExtensionError for a name that no distribution offers and for what cannot be imported.
     """
-    extensions, observers = doors.names(EXTENSIONS), doors.names(OBSERVERS)
-    for name in chosen:
-        if name in extensions or name in observers:
-            continue
-        found, _ = doors.resolve(EXTENSIONS, name)
-        if found.state is not BackendState.NOT_INSTALLED:  # of another version
-            raise failed(name, found.reason)
-        here = ", ".join(sorted({*extensions, *observers})) or "none"
+    found = {name: _load(name) for name in chosen}
+    return {
+        name: thing
+        for name, thing in found.items()
+        if bool(getattr(thing, "observes", False)) == observes
+    }
+
+
+def _load(name: str) -> Any:
+    found, thing = doors.resolve(EXTENSIONS, name)
+    if found.state is BackendState.NOT_INSTALLED:
+        here = ", ".join(doors.names(EXTENSIONS)) or "none"
         raise ExtensionError(
             f"no extension {name!r} is installed (installed: {here}), and {VARIABLE}, the "
             "configuration or the context switches it on; install what offers it, or leave it out",
             name,
         )
-    return [name for name in chosen if name in extensions]
+    if found.state is not BackendState.READY:
+        raise failed(name, found.reason) from thing
+    return thing
 
 
 def _takes_options(extension: Extension) -> bool:
@@ -194,14 +199,6 @@ def _are_same(results: object, wanted: Values) -> bool:
         and len(results) == len(wanted)
         and all(map(is_, results, wanted))
     )
-
-
-def load(door: Door, name: str) -> Any:
-    """Import the extension or observer of a name that is installed. Raises ExtensionError."""
-    found, extension = doors.resolve(door, name)
-    if found.state is not BackendState.READY:
-        raise failed(name, found.reason) from extension
-    return extension
 
 
 def failed(name: str, why: str) -> ExtensionError:

@@ -18,7 +18,7 @@ import pytest
 
 import engine
 from engine import CancelToken, Context, Model, ModelParallelRunner, MultiDeviceRunner, Tensor
-from engine.backends.doors import OBSERVERS
+from engine.backends.doors import EXTENSIONS
 from engine.errors import Cancelled, InputError, QueueFull
 from engine.types import Status
 from engine_testing import models, plugins
@@ -31,6 +31,7 @@ SOURCE = """
 made, events = [], []
 
 class Notes:
+    observes = True
     wants_values = {values}
 
     def __init__(self, options):
@@ -70,7 +71,7 @@ def told(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> 
         plugin_folder,
         "notes",
         f"{name}:Notes",
-        group=OBSERVERS.group,
+        group=EXTENSIONS.group,
         source=SOURCE.format(values=values),
     )
     monkeypatch.setenv("ENGINE_EXTENSIONS", "notes")
@@ -422,13 +423,13 @@ def test_an_observer_that_raises_changes_nothing_and_is_logged_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    source = "class Bad:\n    def __init__(self, options): pass\n"
+    source = "class Bad:\n    observes = True\n    def __init__(self, options): pass\n"
     source += "".join(
         f"    def {name}(self, event): {{}}[{name!r}]\n"
         for name in ("on_begin", "on_build", "on_request", "on_close")
     )
     module = f"bad_{make.__name__}"
-    plugins.install(plugin_folder, "bad", f"{module}:Bad", group=OBSERVERS.group, source=source)
+    plugins.install(plugin_folder, "bad", f"{module}:Bad", group=EXTENSIONS.group, source=source)
     monkeypatch.setenv("ENGINE_EXTENSIONS", "bad")
     with caplog.at_level(logging.WARNING, "engine"), make(models.affine(tmp_path)) as asked:
         for _ in range(3):
@@ -441,8 +442,8 @@ def test_one_that_cannot_be_made_is_at_fault(
     plugin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugins.install(
-        plugin_folder, "worse", "worse_one:make", group=OBSERVERS.group,
-        source="def make(options): 1 / 0",
+        plugin_folder, "worse", "worse_one:make", group=EXTENSIONS.group,
+        source="def make(options): 1 / 0\nmake.observes = True",
     )  # fmt: skip
     monkeypatch.setenv("ENGINE_EXTENSIONS", "worse")
     with pytest.raises(engine.ExtensionError, match="making the observer raised ZeroDivision"):

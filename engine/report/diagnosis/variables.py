@@ -53,7 +53,7 @@ def _known(name: str, value: str) -> Finding:
     if name in ("ENGINE_TARGET", "ENGINE_DISABLED_BACKENDS", "ENGINE_EXTENSIONS"):
         here = installed()
         if name == "ENGINE_EXTENSIONS":
-            here = tuple(sorted({*doors.names(doors.EXTENSIONS), *doors.names(doors.OBSERVERS)}))
+            here = doors.names(doors.EXTENSIONS)
             parts = [part.partition(";")[0] for part in parts]
         is_known = is_target if name == "ENGINE_TARGET" else here.__contains__
         if absent := ", ".join(repr(part) for part in parts if not is_known(part)):

@@ -12,10 +12,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.backends.doors import OBSERVERS, names
 from engine.errors import EngineError, SettingError, one_line
 from engine.host.interrupts import raised_by_handler
-from engine.runtime.wrapping import failed, load, wrapping
+from engine.runtime.wrapping import failed, loaded
 
 if TYPE_CHECKING:
     from engine.types import ModelDescription
@@ -62,15 +61,13 @@ def observers(chosen: Mapping[str, Mapping[str, str]]) -> Sequence[Observer]:
     Raises ExtensionError for a name that nobody offers and for one that cannot be made,
     SettingError for an option that one refuses.
     """
-    wrapping(chosen)  # refuses what stands for nothing
-    offered = names(OBSERVERS)
+    makers = loaded(chosen, observes=True)
     with _lock:
-        return [_observer(name, options) for name, options in chosen.items() if name in offered]
+        return [_observer(name, make, chosen[name]) for name, make in makers.items()]
 
 
-def _observer(name: str, options: Mapping[str, str]) -> Observer:
+def _observer(name: str, make: Any, options: Mapping[str, str]) -> Observer:
     # A forked child makes its own: sockets and threads of the parent's are not its.
-    make = load(OBSERVERS, name)
     key = os.getpid(), make, tuple(sorted(options.items()))
     if key not in _made:
         try:
