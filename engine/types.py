@@ -268,6 +268,7 @@ class Capability(StrEnum):
     DEVICE_BUFFERS = "device_buffers"  # predict takes and gives DeviceBuffers: engine_buffer,
     #                                    engine_copy, engine_order, options.resident
     MIXED_PLACEMENT = "mixed_placement"  # engine_load reports unsupported nodes
+    NODE_GROUPS = "node_groups"  # LoadedModel.groups
     COMPILE_CACHE = "compile_cache"  # options.save_to, source.compiled, engine_compiled_key
     SHARE_WEIGHTS = "share_weights"  # options.lend, engine_share_weights, options.shared_weights
     SHARE_WORKSPACE = "share_workspace"  # open_context(beside=...)
@@ -340,7 +341,8 @@ class BackendInfo(_Value):
 class DeviceBuffer(_Value):
     """Memory on a device, or memory that a device can reach.
 
-    pointer: its address on the device. shape in elements, C-contiguous.
+    pointer: its address on the device. shape in elements, C-contiguous. The core passes parts of a
+        buffer along axis 0 on as buffers of their own, whose `pointer` is so many bytes further.
     stream: the handle of the stream that produces the contents: whoever reads orders after it
         (engine_order). It stays usable for as long as a buffer names it, also when the context
         that it was of is closed. None means that the contents are complete. 0 is a stream like any
@@ -470,10 +472,28 @@ class ModelSource(_Value):
         return str(self.path) if self.path is not None else "model bytes"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class NodeGroups(_Value):
+    """Limits on the segments of a model that a backend takes beside other backends.
+
+    together: sets of nodes, by index in `source.graph.nodes`, each of which runs here only as a
+    whole and in one segment; of a set of which that cannot be, no node runs here. No two overlap.
+    least_nodes: a segment of fewer nodes is not worth the way to this backend and back; the next
+    backend that can run it gets it. Constant nodes do not count.
+    """
+
+    together: tuple[frozenset[int], ...] = ()
+    least_nodes: int = 1
+
+
 class LoadedModel(Protocol):
     """A model that a backend has read but not compiled; owned by the core, used by one thread.
 
-    Optional: `entries`, a tuple of the names of the models in a file that holds several.
+    Optional:
+
+    * `entries`: a tuple of the names of the models in a file that holds several.
+    * `groups`: a NodeGroups, asked for where nodes of a whole model go to other backends. The core
+      keeps to it as it cuts the model. Capability: NODE_GROUPS. Since contract 1.2.
     """
 
     @property
@@ -482,7 +502,11 @@ class LoadedModel(Protocol):
     def outputs(self) -> tuple[TensorSpec, ...]: ...
     @property
     def unsupported(self) -> Mapping[int, str]:
-        """Nodes (by index in `source.graph.nodes`) that this backend cannot run, and why."""
+        """Nodes (by index in `source.graph.nodes`) that this backend cannot run, and why.
+
+        Also those with an attribute, an element type or a value, a sequence for example, that it
+        does not have: with MIXED_PLACEMENT others run them. ModelError is for a file that is wrong.
+        """
 
     def close(self) -> None:
         """Free what reading took. The core calls it once, after compile; may come again."""
@@ -816,11 +840,12 @@ class Communicator(Protocol):
         """
 
     def check(self) -> None:
-        """Raise CommunicatorError if a queued collective has failed or a rank is known to be gone.
+        """Raise CommunicatorError if a queued collective has failed.
 
-        Cheap, and does not wait for what is queued. With QUEUED_COLLECTIVES the core asks when it
-        has waited for the stream: it raises for what has not ended well there, and for no rank
-        that has gone since and that nothing here waits for.
+        It may raise for a rank that is known to be gone too; it need not find that out. Cheap, and
+        does not wait for what is queued. With QUEUED_COLLECTIVES the core asks when it has waited
+        for the stream: it raises for what has not ended well there, and for no rank that has gone
+        since and that nothing here waits for.
         """
 
     def close(self) -> None:

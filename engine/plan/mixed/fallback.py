@@ -18,6 +18,7 @@ from engine.formats.opened import digest_of
 from engine.host.interrupts import raised_by_handler
 from engine.plan.compile import NOWHERE, compile_whole, load
 from engine.plan.contexts import ContextPool, close
+from engine.plan.mixed.grouping import Grouping
 from engine.plan.mixed.part_options import part_options, plan_name
 from engine.plan.mixed.partition_cache import read, write
 from engine.plan.mixed.partitioning import COLLECTIVES, Partitioning, remembered
@@ -251,10 +252,13 @@ def _settle(partitioning: Partitioning, closing: ExitStack) -> list[Part]:
     closing: gets what closes the loaded models. Returns the parts in running order.
     """
     reader = _Reader(partitioning)
+    groups = Grouping(partitioning)
     done: dict[tuple[Segment, frozenset[str]], Part] = {}
     closing.callback(_close, done)
     while True:
         cut = partition(reader.whole.graph, partitioning.levels, partitioning.copied)
+        if groups.move(cut):
+            continue
         wanted = [(segment, _resident(partitioning, segment, cut)) for segment in cut]
         for key in done.keys() - {*wanted}:
             _close({key: done.pop(key)})

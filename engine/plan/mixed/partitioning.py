@@ -79,10 +79,15 @@ class Partitioning:
         falling = {i: reason for i, reason in by_index.items() if self.levels[i] == level}
         if falling and not self.reaches(level + 1):
             raise self.unplaceable(level, falling)
-        for index, reason in falling.items():
+        name = self.names[level]
+        self.move(level, {i: f"{name} cannot run it: {why}" for i, why in falling.items()})
+
+    def move(self, level: int, reasons: Mapping[int, str]) -> None:
+        """Move nodes of a level to the next, which is there. reasons: whole sentences, by index."""
+        for index, reason in reasons.items():
             self.levels[index] = level + 1
             earlier = f"{self.fallback_reasons[index]}; " if index in self.fallback_reasons else ""
-            self.fallback_reasons[index] = f"{earlier}{self.names[level]} cannot run it: {reason}"
+            self.fallback_reasons[index] = f"{earlier}{reason}"
 
     def unplaceable(self, level: int, refused: Mapping[int, str]) -> ModelError:
         """Return the error for nodes that the backend of the last level refuses, with reasons."""
