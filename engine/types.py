@@ -860,7 +860,8 @@ class ModelDescription(_Value):
     """A model that was built, as an extension sees it.
 
     name: the file's name without folder and suffix, or the graph's for a model in memory.
-    path: "" for a model in memory. backends: those that run it, the target's first.
+    path: "" for a model in memory. backends: those that run it, the target's first. id: for
+    observers, unique among the models and runners of this process.
     """
 
     name: str
@@ -868,6 +869,7 @@ class ModelDescription(_Value):
     backends: tuple[str, ...]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    id: str = ""
 
 
 Predict: TypeAlias = Callable[[Any, Values, "Values | None", "float | None"], Values]
@@ -914,7 +916,7 @@ class BuildEvent(_Value):
 
     model: of a failed build the name and the path alone are known. begin_s: of time.monotonic().
     spans: the phases that the backends reported, in the order in which they began. error: "" or
-    the exception in one line.
+    the exception as one line, "class: text". error_type: "" or the name of its class.
     """
 
     model: ModelDescription
@@ -923,6 +925,7 @@ class BuildEvent(_Value):
     duration_s: float
     spans: tuple[Span, ...] = ()
     error: str = ""
+    error_type: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -932,8 +935,8 @@ class RequestEvent(_Value):
     id: unique among the requests of this process. begin_s: when it came, of time.monotonic().
     queue_s: from then to its turn; all of its time where that never came. compute_s: of its run, as
     the request sees it: all that share a run take as long as the run. batch_size: how many requests
-    shared the run, this one included; 0 where its turn never came. error: "" or the exception in
-    one line. begun: what the observer's `on_begin` returned for it, None where it has no such
+    shared the run, this one included; 0 where its turn never came. error, error_type: see
+    BuildEvent. begun: what the observer's `on_begin` returned for it, None where it has no such
     method.
     inputs, outputs: host arrays and other values in the model's order, not to be changed or kept
     after `on_request` has returned (copy them); None unless the observer has `wants_values`, where
@@ -948,14 +951,23 @@ class RequestEvent(_Value):
     compute_s: float
     batch_size: int = 1
     error: str = ""
+    error_type: str = ""
     begun: object = None
     inputs: Values | None = None
     outputs: Values | None = None
 
+    @property
+    def duration_s(self) -> float:
+        """From its coming to its end."""
+        return self.queue_s + self.compute_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class UpdateEvent(_Value):
-    """Weights of a model or runner were exchanged, or failed to be. weights: by name."""
+    """Weights of a model or runner were exchanged, or failed to be.
+
+    weights: their names, () where it failed. error, error_type: see BuildEvent.
+    """
 
     model: ModelDescription
     status: Status
@@ -963,6 +975,7 @@ class UpdateEvent(_Value):
     duration_s: float
     weights: tuple[str, ...] = ()
     error: str = ""
+    error_type: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -980,9 +993,10 @@ class Observer(Protocol):
     options, when the first model is built for which the user has switched it on; ValueError is for
     an option that it does not know.
 
-    All members are optional; any thread may call, several at once. What a method raises is logged,
-    and changes nothing for the request. `on_request` is called before the caller has the results,
-    in the thread that ended the request: be quick.
+    All members are optional; any thread may call, several at once. It lives until the process ends
+    (atexit says when). What a method raises is logged, and changes nothing for the request.
+    `on_request` is called before the caller has the results, in the thread that ended the request:
+    be quick.
 
     * `wants_values`: True for requests with their inputs and outputs.
     * `on_begin(model: ModelDescription)`: a request has come; called in the contextvars context of

@@ -226,7 +226,7 @@ class Model(Handle):
         except BaseException as error:
             if isinstance(error, ModelStateError) and self._state.plan not in (None, thread.plan):
                 # Another thread has built the model for other sizes since the state was read.
-                return self.predict(inputs, outputs, timeout_s=timeout_s, cancel=cancel)
+                return thread.again(self.predict, inputs, outputs, timeout_s, cancel)  # type: ignore[no-any-return]
             thread.fail(error, timeout_s, lease)
         if results is buffers:
             return outputs  # type: ignore[return-value]  # a list: bind has looked

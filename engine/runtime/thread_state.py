@@ -34,7 +34,7 @@ from engine.tensor.values import are_unchanged, as_expected, description_of, sto
 from engine.types import CancelToken, Capability, Device, DeviceBuffer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from engine.plan import Plan
     from engine.plan.contexts import Lease
@@ -126,6 +126,17 @@ class ThreadState:
         """Give a context back, with its slot of the semaphore."""
         self.last = lease
         self.pool.give_back(lease)
+
+    def again(
+        self,
+        predict: Callable[..., list[Any]],
+        inputs: Any,
+        outputs: Any,
+        timeout_s: float | None,
+        cancel: CancelToken | None,
+    ) -> list[Any]:
+        """Predict once more, with the state of what the model has become meanwhile."""
+        return predict(inputs, outputs, timeout_s=timeout_s, cancel=cancel)
 
     def give(self, results: Sequence[Any], outputs: Any) -> list[Any]:
         """Return the caller's tensors with results that are not all in the memory given."""

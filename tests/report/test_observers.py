@@ -182,7 +182,8 @@ def test_forty_requests_are_forty_events_whichever_way_they_come(
     assert {each.begun for each in requests} == {"begun affine"}
     for each in requests:
         ran = each.status is Status.COMPLETED
-        assert (each.error == "") == ran
+        assert (each.error == "") == (each.error_type == "") == ran
+        assert each.duration_s == each.queue_s + each.compute_s
         if ran:
             assert each.batch_size == 1
             assert each.compute_s > 0
@@ -337,6 +338,8 @@ def test_a_build_is_told_of_with_its_phases_and_one_that_fails_with_its_error(
         assert done.begin_s <= span.begin_s <= done.begin_s + done.duration_s
     assert str(failed.status) == "failed"
     assert failed.error.startswith("ModelError: ")
+    assert failed.error_type == "ModelError"
+    assert len({done.model.id, failed.model.id, ""}) == 3
     assert failed.model.path == str(models.unknown_operator(tmp_path))
     assert (failed.model.inputs, failed.model.backends) == ((), ())
 

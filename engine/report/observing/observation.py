@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from engine.errors import one_line
 from engine.report.observing.observers import Observer, observers
-from engine.report.observing.request import Checked, ObservedRequest, status_of
+from engine.report.observing.request import Checked, ObservedRequest, error_of, status_of
 from engine.report.observing.thread import ObservedThread
 from engine.runtime.extensions import description
 from engine.types import (
@@ -18,7 +20,6 @@ from engine.types import (
     CloseEvent,
     ModelDescription,
     Span,
-    Status,
     UpdateEvent,
 )
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from engine.types import CancelToken, Progress
 
 T = TypeVar("T")
+
+_numbers = count(1)
 
 
 def observation(chosen: Mapping[str, Mapping[str, str]], path: str) -> Observation | None:
@@ -45,7 +48,12 @@ class Observation:
     def __init__(self, watching: Sequence[Observer], path: str) -> None:
         self._watching = watching
         self._model = ModelDescription(
-            name=Path(path).stem, path=path, backends=(), inputs=(), outputs=()
+            name=Path(path).stem,
+            path=path,
+            backends=(),
+            inputs=(),
+            outputs=(),
+            id=f"{os.getpid()}-{next(_numbers)}",
         )
         self._closing = threading.Lock()  # held once it is closed
 
@@ -71,7 +79,8 @@ class Observation:
         begin_s = time.monotonic()
         failed: BaseException | None = None
         try:
-            built, self._model = work(phases)
+            built, model = work(phases)
+            self._model = replace(model, id=self._model.id)
         except BaseException as error:
             failed = error
             raise
@@ -125,10 +134,10 @@ class Observation:
 def _ended(begin_s: float, error: BaseException | None) -> dict[str, Any]:
     """Return the fields that builds and updates have in common."""
     return {
-        "status": Status.COMPLETED if error is None else status_of(error),
+        "status": status_of(error),
         "begin_s": begin_s,
         "duration_s": time.monotonic() - begin_s,
-        "error": "" if error is None else one_line(error),
+        **error_of(error),
     }
 
 

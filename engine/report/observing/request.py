@@ -36,6 +36,13 @@ def status_of(error: BaseException | None) -> Status:
     return Status.FAILED
 
 
+def error_of(error: BaseException | None) -> dict[str, str]:
+    """Return what an event says of an exception, or of none."""
+    if error is None:
+        return {}
+    return {"error": one_line(error), "error_type": type(error).__name__}
+
+
 class ObservedRequest:
     """One request. Any thread may tell how it ended; the first does.
 
@@ -80,7 +87,7 @@ class ObservedRequest:
             "queue_s": run_s - self._came_s,
             "compute_s": max(0.0, ended_s - run_s),
             "batch_size": batch_size if ran else 0,
-            "error": "" if error is None else one_line(error),
+            **error_of(error),
         }
         given = taken = None
         if any(observer.wants_values for observer in self._watching):

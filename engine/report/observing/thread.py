@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from engine.report.observing.request import ObservedRequest
+from engine.runtime.extensions import as_served
 from engine.tensor.values import tensors_of
 
 if TYPE_CHECKING:
@@ -61,6 +62,16 @@ class ObservedThread:
         else:
             tensors = own.give(results, outputs)
         self._request.ended(None, self._inputs, tensors, self._run_s)
+        return tensors
+
+    def again(self, *arguments: Any) -> list[Any]:
+        """See ThreadState: it is one request."""
+        try:
+            tensors = as_served(lambda: self._own.again(*arguments))
+        except BaseException as error:
+            self._request.ended(error, self._inputs, None, self._run_s)
+            raise
+        self._request.ended(None, self._inputs, tensors, self._run_s or time.perf_counter())
         return tensors
 
     def refuse(self, error: BaseException) -> None:
