@@ -99,7 +99,9 @@ def listener_of_a_rank() -> str:
                 ours.add(os.readlink(f"/proc/self/fd/{descriptor}"))
         for line in Path("/proc/net/unix").read_text().splitlines():
             parts = line.split()
-            if parts[-1].startswith("@engine-rank-") and f"socket:[{parts[6]}]" in ours:
+            # A connection that was accepted has its listener's name too, but not its flag.
+            is_listening = parts[3] == "00010000" and parts[-1].startswith("@engine-rank-")
+            if is_listening and f"socket:[{parts[6]}]" in ours:
                 return parts[-1][1:]
         time.sleep(0.01)
     raise TimeoutError("no rank of this process listens")
