@@ -20,6 +20,7 @@ Examples:
   engine plugins
   engine plugins --json
   engine plugins check cpu
+  engine plugins new my_backend
 
 \b
 States:
@@ -31,13 +32,17 @@ States:
   not installed  no installed distribution offers it"""
 
 
+_OF_THE_KIT = {
+    "check": "engine_testing.command:check_backend",
+    "new": "engine_testing.new_command:new_backend",
+}
 _HAS_KIT = find_spec("engine_testing") is not None
 
 
 @click.group(
     "plugins",
     cls=LateGroup,
-    late={"check": "engine_testing.command:check_backend"} if _HAS_KIT else {},
+    late=_OF_THE_KIT if _HAS_KIT else {},
     epilog=EPILOG,
     invoke_without_command=True,
 )
@@ -54,13 +59,20 @@ def plugins(context: click.Context, json: bool) -> None:
         context.obj = json
 
 
-if not _HAS_KIT:
+def _without_kit(words: tuple[str, ...]) -> None:
+    raise ImportError(f"the conformance kit is not installed; run: {pip_install('testing')}")
 
-    @plugins.command("check", context_settings={"ignore_unknown_options": True})
-    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
-    def check_without_kit(words: tuple[str, ...]) -> None:
-        """Test whether an installed backend does what every backend must (not installed)."""
-        raise ImportError(f"the conformance kit is not installed; run: {pip_install('testing')}")
+
+if not _HAS_KIT:
+    for _name, _help in (
+        ("check", "Test whether an installed backend does what every backend must"),
+        ("new", "Write a repository for a new backend"),
+    ):
+        plugins.command(
+            _name,
+            context_settings={"ignore_unknown_options": True},
+            help=f"{_help} (not installed).",
+        )(click.argument("words", nargs=-1, type=click.UNPROCESSED)(_without_kit))
 
 
 @plugins.command("list", epilog=EPILOG)

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
@@ -143,6 +144,42 @@ def kit_alone(environment: Environment) -> None:
     )
 
 
+def new_backend(environment: Environment) -> None:
+    """A new author gets from the wheels to a backend that passes the kit; its own tox passes."""
+    began = time.monotonic()
+    environment.install("inference-engine-testing", by_pip=True)
+    environment.show("engine plugins new my_runtime", says="inference-engine-my-runtime")
+    environment.show("pip install --quiet ./inference-engine-my-runtime")
+    environment.show("engine plugins check my_runtime")
+    print(f"from an empty environment to a passed kit: {time.monotonic() - began:.0f} s")
+    environment.show("pip check")
+    project = environment.home / "inference-engine-my-runtime"
+    run(
+        *("env", f"PIP_FIND_LINKS={environment.dist}", sys.executable, "-m", "tox"),
+        *("--workdir", ".tox", "-e", "py,lint"),
+        folder=project,
+    )
+    add_library(project)
+
+
+def add_library(project: Path) -> None:
+    """Give a new backend a compiled library, as its pages show; its wheel is for this platform."""
+    page = (project / "docs/packaging.md").read_text()
+    section = page.partition("## A compiled library")[2]
+    settings, hook = (
+        section.split(f"```{kind}\n")[1].split("```")[0] for kind in ("toml", "python")
+    )
+    (project / "hatch_build.py").write_text(hook)
+    with (project / "pyproject.toml").open("a") as file:
+        file.write(settings)
+    (project / "engine_my_runtime/runtime.cpp").write_text('extern "C" int one() { return 1; }\n')
+    run("uv", "build", "--quiet", "--wheel", folder=project)
+    [wheel] = (project / "dist").glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    if wheel.name.endswith("any.whl") or "engine_my_runtime/libruntime.so" not in names:
+        sys.exit(f"{wheel.name} is no wheel with a library: {names}")
+
+
 def doors(environment: Environment) -> None:
     """A package for each door works; a broken one for each is listed, and stops nothing."""
     found = examples()
@@ -190,7 +227,7 @@ only-include = ["{module}.py"]
 
 
 def versions(environment: Environment) -> None:
-    """Backends of earlier levels install by pip beside this core and the next, and are right."""
+    """Backends of earlier levels and of the template are right beside this core and the next."""
     home, dist = environment
     this = run(sys.executable, ROOT / ".ci/version.py", folder=home).split()[1]
     major, minor, _ = this.split(".")
@@ -205,6 +242,11 @@ def versions(environment: Environment) -> None:
     wheels = home / "frozen"
     for project in FROZEN:
         run("uv", "build", "--quiet", "--wheel", "--out-dir", wheels, project, folder=home)
+    newest = Environment(home / "newest", dist)
+    newest.home.mkdir()
+    newest.install(f"inference-engine-testing=={later}")
+    newest.show("engine plugins new newest --out newest")
+    run("uv", "build", "--quiet", "--wheel", "--out-dir", wheels, "newest", folder=newest.home)
     for version in (this, later):
         beside = Environment(home / version, dist)
         beside.home.mkdir()
@@ -214,9 +256,10 @@ def versions(environment: Environment) -> None:
         beside.show("pip check")
         beside.show("engine plugins", says="ready")
         beside.show("engine plugins check mine")
+        beside.show("engine plugins check newest")
 
 
-INSTALLS = (core_alone, cpu, cpu_without_mindir, kit_alone, doors)
+INSTALLS = (core_alone, cpu, cpu_without_mindir, kit_alone, new_backend, doors)
 SLOW = (versions,)
 
 
