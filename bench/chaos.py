@@ -218,11 +218,15 @@ def kills(runner: engine.MultiDeviceRunner, seconds: float, every_s: float) -> I
         progress(int(seconds), int(seconds))
 
 
-def until_ready(runner: engine.MultiDeviceRunner) -> float:
-    """Wait until every device has a worker that is ready; return how long that took."""
+def until_ready(runner: engine.MultiDeviceRunner, killed: int = 0) -> float:
+    """Wait until every device has a worker that is ready; return how long that took.
+
+    killed: the last one that was killed, which counts as ready until its end is seen.
+    """
     begin = time.monotonic()
     while time.monotonic() < begin + ANSWER_S:
-        if all(worker.state in ("ready", "busy") for worker in runner.statistics().workers):
+        workers = runner.statistics().workers
+        if all(w.state in ("ready", "busy") and w.pid != killed for w in workers):
             break
         time.sleep(0.01)
     return time.monotonic() - begin
@@ -235,7 +239,7 @@ def run(folder: Path, seconds: float, every_s: float, workers: int, clients: int
     with engine.MultiDeviceRunner(str(path), [*range(workers)]) as runner:
         load = Clients(runner, place, clients)
         killed = [*kills(runner, seconds, every_s)]
-        back_s = until_ready(runner)
+        back_s = until_ready(runner, killed[-1] if killed else 0)
         load.end()
         told = runner.statistics()
     for error, count in load.errors.items():

@@ -48,6 +48,7 @@ def compare(
     rounds: int,
     calls: int,
     pause_s: float = 0.0,
+    is_warm: bool = False,
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Row]:
@@ -55,6 +56,8 @@ def compare(
 
     clock: gives seconds; time.process_time on a machine with other work.
     pause_s: rest before each timing, after one untimed call; longer than idle threads spin.
+    is_warm: one untimed call before each timing. The baseline comes twice a round, and would find
+    its weights in the caches more often than a contender with a session of its own.
     The order of the timings is drawn anew for each round, so that none always follows the same:
     what one leaves behind (spinning threads, caches, the clock's speed) meets all alike.
     """
@@ -66,6 +69,7 @@ def compare(
             function = functions[which]
             if pause_s:
                 time.sleep(pause_s)
+            if pause_s or is_warm:
                 function()
             begin = clock()
             for _ in range(calls):

@@ -123,6 +123,7 @@ def measured(name: str, folder: Path, rounds: int) -> tuple[list[Row], list[Row]
                 {f"{title}{given}": (own, limit)},
                 rounds=rounds,
                 calls=calls,
+                is_warm=True,
                 clock=time.process_time,
                 progress=bar(title[:24]),
             )
