@@ -10,18 +10,27 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.backends.doors import OBSERVERS, names
 from engine.errors import EngineError, SettingError, one_line
 from engine.host.interrupts import raised_by_handler
+from engine.runtime.extensions import as_telling
 from engine.runtime.wrapping import failed, load, wrapping
 
-if TYPE_CHECKING:
-    from engine.types import ModelDescription
+_made: dict[tuple[int, object, tuple[tuple[str, str], ...]], Observer | None] = {}
+"""None for one that is being made."""
+_lock = threading.RLock()  # reentrant: an observer may build models as it is made
 
-_made: dict[tuple[int, object, tuple[tuple[str, str], ...]], Observer] = {}
-_lock = threading.RLock()  # reentrant: an observer may build models
+
+def _forget_lock() -> None:
+    """In a forked child: another thread of the parent's may have held it."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lock)
 
 
 class Observer:
@@ -39,7 +48,7 @@ class Observer:
         if call is None:
             return None
         try:
-            return call(event)
+            return as_telling(lambda: call(event))
         except BaseException as error:  # SystemExit, or a panic of a compiled observer
             if raised_by_handler(error):
                 raise
@@ -59,23 +68,28 @@ class Observer:
 def observers(chosen: Mapping[str, Mapping[str, str]]) -> Sequence[Observer]:
     """Return the observers among what is switched on, in its order.
 
+    Models that an observer builds while it is made are not told to it.
+
     Raises ExtensionError for a name that nobody offers and for one that cannot be made,
     SettingError for an option that one refuses.
     """
     wrapping(chosen)  # refuses what stands for nothing
     offered = names(OBSERVERS)
     with _lock:
-        return [_observer(name, options) for name, options in chosen.items() if name in offered]
+        found = [_observer(name, options) for name, options in chosen.items() if name in offered]
+    return [observer for observer in found if observer is not None]
 
 
-def _observer(name: str, options: Mapping[str, str]) -> Observer:
+def _observer(name: str, options: Mapping[str, str]) -> Observer | None:
     # A forked child makes its own: sockets and threads of the parent's are not its.
     make = load(OBSERVERS, name)
     key = os.getpid(), make, tuple(sorted(options.items()))
     if key not in _made:
+        _made[key] = None
         try:
             own = make(dict(options))
         except BaseException as error:
+            del _made[key]
             if isinstance(error, EngineError) or raised_by_handler(error):
                 raise
             if isinstance(error, ValueError):
@@ -83,8 +97,3 @@ def _observer(name: str, options: Mapping[str, str]) -> Observer:
             raise failed(name, f"making the observer raised {one_line(error)}") from error
         _made[key] = Observer(name, own)
     return _made[key]
-
-
-def begin(watching: Sequence[Observer], model: ModelDescription) -> list[object]:
-    """Tell that a request has come; return what each observer says to it."""
-    return [observer.tell("on_begin", model) for observer in watching]
