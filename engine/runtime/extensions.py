@@ -98,7 +98,7 @@ unseen = _Unseen()
 
 
 def in_trial(work: Callable[[], T]) -> T:
-    """Return what `work` returns; no extension or observer sees the predicts that it makes."""
+    """Return what `work` returns; no extension or observer sees what it builds and predicts."""
     before = unseen.trials
     unseen.trials = before + 1  # no block: a signal handler that raises must not leave it so
     try:

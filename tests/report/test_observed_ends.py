@@ -296,3 +296,33 @@ def test_a_contexts_extensions_are_read_as_a_copy() -> None:
         assert other.extensions == made.extensions
         other.extensions = {}
         assert made.extensions == {"trace": {"port": "1"}}
+
+
+def test_an_observer_that_sees_no_requests_costs_predict_no_request(
+    observe: Callable[[str], Any], tmp_path: Path
+) -> None:
+    from engine.model.model import model_state
+
+    module = observe(
+        "told = []\n"
+        "class Own:\n"
+        "    def __init__(self, options): pass\n"
+        "    def on_build(self, event): told.append(event)\n"
+        "    def on_close(self, event): told.append(event)\n"
+    )
+    with model(models.affine(tmp_path)) as asked:
+        asked.predict([X])
+        state = model_state(asked)
+        assert state.open_thread() is state.threads.own
+    assert [type(event).__name__ for event in module.told] == ["BuildEvent", "CloseEvent"]
+
+
+def test_the_trial_run_of_a_conversion_is_neither_a_build_nor_a_request(
+    told: Any, tmp_path: Path
+) -> None:
+    from engine import Converter, FmkType
+
+    converter = Converter()
+    converter.infer = True
+    converter.convert(FmkType.ONNX, str(models.affine(tmp_path)), str(tmp_path / "out"))
+    assert told.module.events == []

@@ -45,6 +45,7 @@ class Observation:
 
     def __init__(self, watching: Sequence[Observer], path: str) -> None:
         self._watching = watching
+        self._of_requests = [observer for observer in watching if observer.sees_requests]
         self._model = ModelDescription(
             name=Path(path).stem, path=path, backends=(), inputs=(), outputs=()
         )
@@ -96,12 +97,12 @@ class Observation:
     def begin(self, checked: Checked) -> ObservedRequest | None:
         """Return a request that has just come. checked: see Checked.
 
-        None for one that an observer makes while it is told something, and for one that finds the
-        model closed: observers are told of neither.
+        None where no observer sees requests, for one that an observer makes while it is told
+        something, and for one that finds the model closed: nobody is told of these.
         """
-        if unseen.telling:
+        if not self._of_requests or unseen.telling:
             return None
-        request = ObservedRequest(self._watching, self._model, checked, self._ended)
+        request = ObservedRequest(self._of_requests, self._model, checked, self._ended)
         with self._lock:
             if self._has_told_close:
                 return None

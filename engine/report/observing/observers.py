@@ -39,6 +39,7 @@ class Observer:
     def __init__(self, name: str, own: Any) -> None:
         self.name = name
         self.wants_values = bool(getattr(own, "wants_values", False))
+        self.sees_requests = any(hasattr(own, name) for name in ("on_begin", "on_request"))
         self._own = own
         self._failed: set[str] = set()
 
