@@ -933,11 +933,11 @@ class RequestEvent(_Value):
     """A request has ended: one event each, however it came and however many devices served it.
 
     id: unique among the requests of this process. begin_s: when it came, of time.monotonic().
-    queue_s: from then to its turn; all of its time where that never came. compute_s: of its run, as
-    the request sees it: all that share a run take as long as the run. batch_size: how many requests
-    shared the run, this one included; 0 where its turn never came. error, error_type: see
-    BuildEvent. begun: what the observer's `on_begin` returned for it, None where it has no such
-    method.
+    queue_s: from then to its turn, and to the run that it shares; all of its time where that never
+    came. compute_s: of its run, as the request sees it: all that share a run take as long as the
+    run. batch_size: how many requests shared the run, this one included; 0 where its turn never
+    came. error, error_type: see BuildEvent. begun: what the observer's `on_begin` returned for it,
+    None where it has no such method.
     inputs, outputs: host arrays and other values in the model's order, not to be changed or kept
     after `on_request` has returned (copy them); None unless the observer has `wants_values`, where
     the inputs did not pass the checks, and where there are no results.
@@ -980,7 +980,7 @@ class UpdateEvent(_Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class CloseEvent(_Value):
-    """A model or runner was closed: no request of it follows."""
+    """A model or runner was closed, and its last request has ended."""
 
     model: ModelDescription
 
@@ -996,7 +996,9 @@ class Observer(Protocol):
     All members are optional; any thread may call, several at once. It lives until the process ends
     (atexit says when). What a method raises is logged, and changes nothing for the request.
     `on_request` is called before the caller has the results, in the thread that ended the request:
-    be quick.
+    be quick. Predicts that a method makes are told to nobody, and a runner cannot be closed in one
+    (ModelStateError). An exception that a signal handler raises in the middle of a predict may
+    leave its request untold.
 
     * `wants_values`: True for requests with their inputs and outputs.
     * `on_begin(model: ModelDescription)`: a request has come; called in the contextvars context of

@@ -14,6 +14,7 @@ result's is what the setting reads. `settings.thread_num` reads 0 until somethin
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, Generic, TypeVar, cast, overload
 
 from engine.config.text import did_you_mean
@@ -41,8 +42,8 @@ class Setting(Generic[T, S]):
         kept: Any = settings.__dict__.get(self.name, self.default)
         if callable(kept):  # a default that depends on where the process runs
             kept = kept()
-        # A copy of a list: what is changed in place would pass unchecked.
-        return cast("T", kept.copy() if isinstance(kept, list) else kept)
+        # A copy: what is changed in place would pass unchecked.
+        return cast("T", deepcopy(kept) if isinstance(kept, list | dict) else kept)
 
     def __set__(self, settings: object, value: S) -> None:
         settings.__dict__[self.name] = self._check(settings, value)

@@ -63,6 +63,18 @@ class Comparison:
             the model is written there too.
         Raises what building and calling a model raise.
         """
+        from engine.runtime.extensions import in_trial
+
+        return in_trial(lambda: self._run(model, weights, few, folder, job))
+
+    def _run(
+        self,
+        model: ModelProto,
+        weights: Iterable[TensorProto],
+        few: bool,
+        folder: Path | None,
+        job: Job,
+    ) -> list[Arrays]:
         from engine.model import Model, ModelType
         from engine.weights.compile_cache import UNCACHED
 

@@ -21,6 +21,12 @@ def run(file: ModelFile, job: Job) -> dict[str, Any]:
     Axes that the model leaves open get sizes that fit together. Raises ModelError where it does not
     run, BackendError where there is no such backend, Cancelled.
     """
+    from engine.runtime.extensions import in_trial
+
+    return in_trial(lambda: _run(file, job))
+
+
+def _run(file: ModelFile, job: Job) -> dict[str, Any]:
     from engine.context import Context
     from engine.model.build import from_model_file
     from engine.model.model import Model, model_state

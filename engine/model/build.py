@@ -144,7 +144,7 @@ def _build(
         recipe.is_resizable = state.is_resizable
         observation = None
         try:
-            if not state.is_inner:
+            if not (state.is_inner or extensions.unseen.trials):
                 observation = _observation(recipe)
             if observation is None:
                 built = recipe.build(progress, cancel)

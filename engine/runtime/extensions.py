@@ -40,25 +40,25 @@ def chosen(context: BuildContext, config: Mapping[str, Mapping[str, str]]) -> Ch
     What the environment names comes first, then the configuration's, then the context's; of one
     option that several set, the latter has the last word. Raises SettingError.
     """
-    environment = os.environ.get(VARIABLE, "")
-    listed = config.get("common_context", {}).get(KEY, "")
     found: dict[str, dict[str, str]] = {}
-    if environment or listed:
-        for text in filter(None, map(str.strip, environment.split(","))):
-            name, _, options = text.partition(";")
-            found.setdefault(name.strip(), {}).update(_options(name, options))
-        for name in filter(None, map(str.strip, listed.split(","))):
-            found.setdefault(name, {}).update(config.get(f"{name}{SECTION}", {}))
-    for name, given in context.extensions.items():
-        found.setdefault(name, {}).update(given)
-    unused = [section for section in config if section.endswith(SECTION)]
-    for section in unused:
+    for text in filter(None, map(str.strip, os.environ.get(VARIABLE, "").split(","))):
+        name, _, options = text.partition(";")
+        found.setdefault(name.strip(), {}).update(_options(name, options))
+    listed = config.get("common_context", {}).get(KEY, "")
+    for name in (*filter(None, map(str.strip, listed.split(","))), *context.extensions):
+        found.setdefault(name, {})
+    for section, given in config.items():
+        if not section.endswith(SECTION):
+            continue
         if (name := section.removesuffix(SECTION)) not in found:
             hint = did_you_mean(name, found) or f"[common_context] {KEY} = {name}"
             raise SettingError(
                 f"configuration section [{section}] has options for an extension that is not "
                 f"switched on; {hint}"
             )
+        found[name].update(given)
+    for name, given in context.extensions.items():
+        found[name].update(given)
     return found
 
 
@@ -90,15 +90,15 @@ def description(plan: Plan, signature: Signature, path: str) -> ModelDescription
 class _Unseen(threading.local):
     """A thread's predicts that are nobody's requests, or whose requests somebody tells of."""
 
-    trials = served = 0
+    trials = served = telling = 0
 
 
 unseen = _Unseen()
-"""trials, served: how many calls of the functions of these names the thread is in."""
+"""trials, served, telling: how many calls of the functions of these names the thread is in."""
 
 
 def in_trial(work: Callable[[], T]) -> T:
-    """Return what `work` returns; no extension or observer sees the predicts that it makes."""
+    """Return what `work` returns; no extension or observer sees what it builds and predicts."""
     before = unseen.trials
     unseen.trials = before + 1  # no block: a signal handler that raises must not leave it so
     try:
@@ -118,3 +118,13 @@ def as_served(work: Callable[[], T]) -> T:
         return work()
     finally:
         unseen.served = before
+
+
+def as_telling(work: Callable[[], T]) -> T:
+    """Return what `work` returns: an observer's method. Nobody is told of what it predicts."""
+    before = unseen.telling
+    unseen.telling = before + 1
+    try:
+        return work()
+    finally:
+        unseen.telling = before

@@ -103,6 +103,7 @@ class Batcher:
         if shared is not None:
             return shared
         with self._semaphore.keeping_slot():
+            request.began_s = time.perf_counter()
             results = predict(inputs)
             self._note_end(1)
         self.note_run_of(request)

@@ -274,10 +274,8 @@ class RequestFuture(Future[list[Tensor]]):
         """Tell observers, if there are any, how it ended; only the first time counts."""
         observed, request, waiter = self._observed, self.request, self._waiter
         if observed is not None:
-            admitted_s = 0.0 if waiter is None else waiter.admitted_s
-            if request is not None and request.began_s:
-                admitted_s = request.began_s
-            observed.ended(error, self.inputs, results, admitted_s, runs_of(request))
+            run_s = began(request, 0.0 if waiter is None else waiter.admitted_s)
+            observed.ended(error, self.inputs, results, run_s, runs_of(request))
 
     def _end(
         self,
@@ -317,9 +315,7 @@ class RequestFuture(Future[list[Tensor]]):
         self._watch = self._server = self._waiter = self.inputs = self.request = None
         self._observed = None
         came_s = 0.0 if waiter is None else waiter.came_s
-        admitted_s = 0.0 if waiter is None else waiter.admitted_s
-        if request is not None and request.began_s:
-            admitted_s = request.began_s
+        admitted_s = began(request, 0.0 if waiter is None else waiter.admitted_s)
         if server is not None:
             server.ended(outcome, came_s, admitted_s)
 
@@ -339,6 +335,11 @@ class _Deadline:
         future = self.future
         if future is not None:
             future.expire()
+
+
+def began(request: Request | None, admitted_s: float) -> float:
+    """Return when a request's run began: with those that share it, or as it got its slot."""
+    return admitted_s if request is None else request.began_s or admitted_s
 
 
 def runs_of(request: Request | None) -> int:

@@ -21,7 +21,14 @@ from engine.host.interrupts import in_main_thread, raised_by_handler, undisturbe
 from engine.host.tasks import open_lock
 from engine.serving.batching import Batcher, Request
 from engine.serving.pending import PendingRequests
-from engine.serving.request_future import RequestFuture, WhenFull, awaited, outcome_of, runs_of
+from engine.serving.request_future import (
+    RequestFuture,
+    WhenFull,
+    awaited,
+    began,
+    outcome_of,
+    runs_of,
+)
 from engine.serving.statistics import Recorder
 from engine.serving.threads import HandOff
 from engine.tensor import Tensor
@@ -157,14 +164,14 @@ class RequestQueue(Generic[R]):
         except BaseException as error:
             self._recorder.ended(outcome_of(error), came_s, admitted_s, time.perf_counter())
             if observed is not None:
-                observed.ended(error, inputs, None, admitted_s, runs_of(request))
+                observed.ended(error, inputs, None, began(request, admitted_s), runs_of(request))
             if isinstance(error, DeadlineExceeded) and error.timeout_s != timeout_s:
                 raise _late(timeout_s) from error
             raise
         runs = request is None  # the batcher counts those of others
         self._recorder.ended("completed", came_s, admitted_s, time.perf_counter(), runs)
         if observed is not None:
-            observed.ended(None, inputs, results, admitted_s, runs_of(request))
+            observed.ended(None, inputs, results, began(request, admitted_s), runs_of(request))
         return results
 
     def _begun(self) -> ObservedRequest | None:

@@ -13,6 +13,7 @@ from engine.host import fork
 from engine.host.imports import ready
 from engine.host.interrupts import undisturbed
 from engine.model.handle import FORKED, Handle
+from engine.runtime.extensions import unseen
 from engine.serving.statistics import Recorder, RunnerStatistics
 
 if TYPE_CHECKING:
@@ -143,8 +144,14 @@ class Runner(Handle):
 
         finish: requests that wait are done first; False fails them with ModelStateError. Done
             callbacks have returned, but in one of these.
-        Twice does nothing.
+        Twice does nothing. Raises ModelStateError in an observer's method, whose request has not
+        ended: it would wait for itself.
         """
+        if unseen.telling:
+            raise ModelStateError(
+                "close failed! an observer is told of a request of this thread, which close would "
+                "wait for; close the runner in another thread"
+            )
         with self._lock:
             if not self._queues:
                 return

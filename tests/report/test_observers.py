@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import threading
 from collections import Counter
@@ -26,56 +25,6 @@ from engine_testing import models, plugins
 pytestmark = pytest.mark.usefixtures("null_backend")
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
-
-SOURCE = """
-made, events = [], []
-
-class Notes:
-    observes = True
-    wants_values = {values}
-
-    def __init__(self, options):
-        if unknown := set(options) - {{"color"}}:
-            raise ValueError(f"unknown option {{min(unknown)!r}}; known: color")
-        made.append(dict(options))
-
-    def on_begin(self, model):
-        return f"begun {{model.name}}"
-
-    def on_build(self, event): events.append(event)
-    def on_request(self, event): events.append(event)
-    def on_update(self, event): events.append(event)
-    def on_close(self, event): events.append(event)
-"""
-
-
-class Told:
-    """The events that the observer "notes" was told of."""
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
-
-    def of(self, kind: str) -> list[Any]:
-        return [each for each in list(self.module.events) if type(each).__name__ == f"{kind}Event"]
-
-    def statuses(self) -> Counter[str]:
-        return Counter(str(each.status) for each in self.of("Request"))
-
-
-@pytest.fixture
-def told(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> Told:
-    """The observer "notes", which is on."""
-    values = getattr(request, "param", False)
-    name = f"notes_{abs(hash(plugin_folder))}"  # the module of another test is another
-    plugins.install(
-        plugin_folder,
-        "notes",
-        f"{name}:Notes",
-        group=EXTENSIONS.group,
-        source=SOURCE.format(values=values),
-    )
-    monkeypatch.setenv("ENGINE_EXTENSIONS", "notes")
-    return Told(importlib.import_module(name))
 
 
 def outcome(call: Callable[[], Any]) -> None:
@@ -160,7 +109,7 @@ def devices(path: Path) -> MultiDeviceRunner:
     ],
 )
 def test_forty_requests_are_forty_events_whichever_way_they_come(
-    make: Callable[[Path], Any], ask: Callable[..., None], told: Told, tmp_path: Path
+    make: Callable[[Path], Any], ask: Callable[..., None], told: Any, tmp_path: Path
 ) -> None:
     with make(models.affine(tmp_path)) as asked:
         for number in range(40):
@@ -199,7 +148,7 @@ def test_forty_requests_are_forty_events_whichever_way_they_come(
 @pytest.mark.parametrize("make", [model, runner, sharing, devices])
 @pytest.mark.parametrize("form", [list, dict, tuple])
 def test_who_wants_values_gets_the_inputs_and_outputs_in_the_models_order(
-    make: Callable[[Path], Any], form: type, told: Told, tmp_path: Path
+    make: Callable[[Path], Any], form: type, told: Any, tmp_path: Path
 ) -> None:
     inputs: Any = {"x": X} if form is dict else [X.tolist()] if form is tuple else [Tensor(X)]
     with make(models.affine(tmp_path)) as asked:
@@ -212,7 +161,7 @@ def test_who_wants_values_gets_the_inputs_and_outputs_in_the_models_order(
     assert (failed.inputs, failed.outputs) == (None, None)
 
 
-def test_requests_that_share_a_run_say_how_many(told: Told, tmp_path: Path) -> None:
+def test_requests_that_share_a_run_say_how_many(told: Any, tmp_path: Path) -> None:
     with runner(models.affine(tmp_path), max_batch_size=8, max_delay_us=500_000) as asked:
         futures = [asked.submit([np.full((2, 3), number, np.float32)]) for number in range(8)]
         for number, future in enumerate(futures):
@@ -227,7 +176,7 @@ def test_requests_that_share_a_run_say_how_many(told: Told, tmp_path: Path) -> N
 
 
 def test_a_request_that_finds_the_queue_full_was_refused(
-    told: Told, tmp_path: Path, install: Callable[..., Any]
+    told: Any, tmp_path: Path, install: Callable[..., Any]
 ) -> None:
     gate = install("gated", extra=GATED)
     context = Context()
@@ -271,7 +220,7 @@ def engine_predict(context, inputs, outputs, deadline_s):
 
 
 def test_a_cancelled_future_and_a_late_request_are_told_of_as_such(
-    told: Told, tmp_path: Path, install: Callable[..., Any]
+    told: Any, tmp_path: Path, install: Callable[..., Any]
 ) -> None:
     gate = install("gated", extra=GATED)
     context = Context()
@@ -299,7 +248,7 @@ def test_a_cancelled_future_and_a_late_request_are_told_of_as_such(
 
 @pytest.mark.parametrize("make", [model, runner, devices])
 def test_updates_are_told_of_with_the_weights_names(
-    make: Callable[..., Any], told: Told, tmp_path: Path
+    make: Callable[..., Any], told: Any, tmp_path: Path
 ) -> None:
     section = {"common_context": {"variable_weights_list": "two, one"}}
     path = models.affine(tmp_path)
@@ -326,7 +275,7 @@ def test_updates_are_told_of_with_the_weights_names(
 
 
 def test_a_build_is_told_of_with_its_phases_and_one_that_fails_with_its_error(
-    told: Told, tmp_path: Path
+    told: Any, tmp_path: Path
 ) -> None:
     model(models.affine(tmp_path)).close()
     with pytest.raises(engine.ModelError):
@@ -355,7 +304,7 @@ def test_a_build_is_told_of_with_its_phases_and_one_that_fails_with_its_error(
 def test_a_request_begins_in_the_context_of_its_caller(
     make: Callable[[Path], Any],
     ask: Callable[..., None],
-    told: Told,
+    told: Any,
     tmp_path: Path,
     monkeypatch: Any,
 ) -> None:
@@ -367,9 +316,7 @@ def test_a_request_begins_in_the_context_of_its_caller(
     assert [each.begun for each in told.of("Request")] == ["somebody"]
 
 
-def test_trials_of_a_build_and_measured_predicts_are_no_requests(
-    told: Told, tmp_path: Path
-) -> None:
+def test_trials_of_a_build_and_measured_predicts_are_no_requests(told: Any, tmp_path: Path) -> None:
     with runner(models.affine(tmp_path)) as asked:  # it measures whether sharing runs pays
         assert told.of("Request") == []
         asked.predict([X])
@@ -377,7 +324,7 @@ def test_trials_of_a_build_and_measured_predicts_are_no_requests(
 
 
 def test_options_come_from_the_environment_the_configuration_and_the_context(
-    told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = models.affine(tmp_path)
     monkeypatch.setenv("ENGINE_EXTENSIONS", "notes;color=red")
@@ -406,14 +353,14 @@ def test_options_come_from_the_environment_the_configuration_and_the_context(
     ],
 )
 def test_a_wrong_option_is_a_setting_error(
-    value: str, says: str, told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    value: str, says: str, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ENGINE_EXTENSIONS", value)
     with pytest.raises(engine.SettingError, match=says):
         model(models.affine(tmp_path))
 
 
-def test_options_for_what_is_off_are_refused(told: Told, tmp_path: Path) -> None:
+def test_options_for_what_is_off_are_refused(told: Any, tmp_path: Path) -> None:
     with pytest.raises(engine.SettingError, match=r"\[note_extension\] .*did you mean 'notes'"):
         model(models.affine(tmp_path), note_extension={"color": "red"})
 
@@ -453,7 +400,7 @@ def test_one_that_cannot_be_made_is_at_fault(
         model(models.affine(tmp_path))
 
 
-def test_threads_are_told_of_each_in_its_own_request(told: Told, tmp_path: Path) -> None:
+def test_threads_are_told_of_each_in_its_own_request(told: Any, tmp_path: Path) -> None:
     with model(models.affine(tmp_path)) as asked:
         threads = [
             threading.Thread(target=lambda: [asked.predict([X]) for _ in range(25)])
@@ -469,7 +416,7 @@ def test_threads_are_told_of_each_in_its_own_request(told: Told, tmp_path: Path)
     assert told.statuses() == {"completed": 101}
 
 
-def test_a_closed_models_predict_is_no_request(told: Told, tmp_path: Path) -> None:
+def test_a_closed_models_predict_is_no_request(told: Any, tmp_path: Path) -> None:
     asked = model(models.affine(tmp_path))
     asked.close()
     asked.close()

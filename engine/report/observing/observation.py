@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from engine.report.observing.observers import Observer, observers
 from engine.report.observing.request import Checked, ObservedRequest, error_of, status_of
 from engine.report.observing.thread import ObservedThread
-from engine.runtime.extensions import description
+from engine.runtime.extensions import description, unseen
 from engine.types import (
     BuildEvent,
     CloseEvent,
@@ -47,6 +48,7 @@ class Observation:
 
     def __init__(self, watching: Sequence[Observer], path: str) -> None:
         self._watching = watching
+        self._of_requests = [observer for observer in watching if observer.sees_requests]
         self._model = ModelDescription(
             name=Path(path).stem,
             path=path,
@@ -55,7 +57,11 @@ class Observation:
             outputs=(),
             id=f"{os.getpid()}-{next(_numbers)}",
         )
-        self._closing = threading.Lock()  # held once it is closed
+        # The requests under way, by their id(): CloseEvent comes after the last of them. By weak
+        # references, because a signal handler's exception may end a predict anywhere.
+        self._running: dict[int, weakref.ref[ObservedRequest]] = {}
+        self._is_closed = self._has_told_close = False
+        self._lock = threading.RLock()  # reentrant: a signal handler may predict
 
     # --------------------------------------------------------------------------------- building
 
@@ -97,13 +103,36 @@ class Observation:
 
     # ---------------------------------------------------------------------------------- running
 
-    def begin(self, checked: Checked) -> ObservedRequest:
-        """Return a request that has just come. checked: see Checked."""
-        return ObservedRequest(self._watching, self._model, checked)
+    def begin(self, checked: Checked) -> ObservedRequest | None:
+        """Return a request that has just come. checked: see Checked.
+
+        None where no observer sees requests, for one that an observer makes while it is told
+        something, and for one that finds the model closed: nobody is told of these.
+        """
+        if not self._of_requests or unseen.telling:
+            return None
+        request = ObservedRequest(self._of_requests, self._model, checked, self._ended)
+        with self._lock:
+            if self._has_told_close:
+                return None
+            self._running[id(request)] = weakref.ref(request)
+        try:
+            request.begin()
+        except BaseException as error:  # a signal handler's
+            request.ended(error, None)
+            raise
+        return request
 
     def thread(self, own: ThreadState) -> ThreadState:
         """Return a thread's state for one predict of a model by itself."""
-        return cast("ThreadState", ObservedThread(own, self.begin(own.take)))
+        request = self.begin(own.take)
+        return own if request is None else cast("ThreadState", ObservedThread(own, request))
+
+    def _ended(self, request: ObservedRequest) -> None:
+        with self._lock:
+            self._running.pop(id(request), None)
+        if self._is_closed:
+            self._tell_close()
 
     # ------------------------------------------------------------------------- updates and close
 
@@ -122,9 +151,16 @@ class Observation:
             self._tell("on_update", event)
 
     def close(self) -> None:
-        """Tell that it was closed; only once."""
-        if self._closing.acquire(blocking=False):
-            self._tell("on_close", CloseEvent(model=self._model))
+        """Tell that it was closed, after the last request that is under way; only once."""
+        self._is_closed = True
+        self._tell_close()
+
+    def _tell_close(self) -> None:
+        with self._lock:
+            if self._has_told_close or any(request() for request in self._running.values()):
+                return
+            self._has_told_close = True
+        self._tell("on_close", CloseEvent(model=self._model))
 
     def _tell(self, method: str, event: object) -> None:
         for observer in self._watching:

@@ -6,18 +6,20 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.errors import Cancelled, DeadlineExceeded, QueueFull, one_line
-from engine.report.observing.observers import Observer, begin
+from engine.host.interrupts import raised_by_handler
+from engine.report.observing.observers import Observer
 from engine.tensor.memory import to_host
 from engine.tensor.values import arrays_in
-from engine.types import DeviceBuffer, ModelDescription, RequestEvent, Status, Values
+from engine.types import DeviceBuffer, ModelDescription, RequestEvent, Status
 
 Checked = Callable[[Any], "list[Any]"]
 """Returns a caller's inputs in the model's order; raises where they do not fit."""
+
+T = TypeVar("T")
 
 _numbers = count(1)
 
@@ -44,22 +46,45 @@ def error_of(error: BaseException | None) -> dict[str, str]:
 
 
 class ObservedRequest:
-    """One request. Any thread may tell how it ended; the first does.
+    """One request. `begin` comes first; any thread may tell how it ended, and the first does.
 
-    checked: see Checked; asked for only where an observer wants values.
+    checked: see Checked; asked for only where an observer wants values. after: called with the
+    request once all observers were told of its end.
     """
 
-    __slots__ = ("_begin_s", "_begun", "_came_s", "_checked", "_ending", "_model", "_watching")
+    __slots__ = (
+        "__weakref__",
+        "_after",
+        "_begin_s",
+        "_begun",
+        "_came_s",
+        "_checked",
+        "_ending",
+        "_model",
+        "_untold",
+        "_watching",
+    )
 
     def __init__(
-        self, watching: Sequence[Observer], model: ModelDescription, checked: Checked
+        self,
+        watching: Sequence[Observer],
+        model: ModelDescription,
+        checked: Checked,
+        after: Callable[[ObservedRequest], None],
     ) -> None:
         self._watching = watching
         self._model = model
         self._checked = checked
+        self._after = after
         self._ending = threading.Lock()  # held by who ends it
         self._begin_s, self._came_s = time.monotonic(), time.perf_counter()
-        self._begun = begin(watching, model)
+        self._begun: dict[Observer, object] = {}
+        self._untold = watching
+
+    def begin(self) -> None:
+        """Tell the observers that it has come."""
+        for observer in self._watching:
+            self._begun[observer] = observer.tell("on_begin", self._model)
 
     def ended(
         self,
@@ -76,6 +101,23 @@ class ObservedRequest:
         """
         if not self._ending.acquire(blocking=False):
             return
+        arguments = error, inputs, results, admitted_s, batch_size
+        try:
+            self._tell(*arguments)
+        except BaseException:  # a signal handler's: those who are left are told all the same
+            self._tell(*arguments)
+            raise
+        finally:
+            self._after(self)
+
+    def _tell(
+        self,
+        error: BaseException | None,
+        inputs: Any,
+        results: Any,
+        admitted_s: float,
+        batch_size: int,
+    ) -> None:
         ended_s = time.perf_counter()
         ran = admitted_s > 0
         run_s = max(admitted_s, self._came_s) if ran else ended_s
@@ -91,16 +133,29 @@ class ObservedRequest:
         }
         given = taken = None
         if any(observer.wants_values for observer in self._watching):
-            given = self._values(inputs)
-            taken = None if error is not None else [arrays_in(each) for each in results]
-        for observer, begun in zip(self._watching, self._begun, strict=True):
-            if observer.wants_values:
-                about |= {"inputs": given, "outputs": taken}
-            observer.tell("on_request", RequestEvent(**about, begun=begun))
+            given = _got(lambda: [_on_host(value) for value in self._checked(inputs)])
+            if error is None:
+                taken = _got(lambda: [arrays_in(result) for result in results])
+        for observer in self._untold:
+            begun = self._begun.get(observer)
+            values: dict[str, Any] = (
+                {"inputs": given, "outputs": taken} if observer.wants_values else {}
+            )
+            event = RequestEvent(**about, **values, begun=begun)
+            self._untold = self._untold[1:]
+            observer.tell("on_request", event)
 
-    def _values(self, inputs: Any) -> Values | None:
-        with suppress(Exception):  # inputs that do not fit; or the model is closed
-            return [_on_host(value) for value in self._checked(inputs)]
+
+def _got(values: Callable[[], T]) -> T | None:
+    """Return values; None where they cannot be had, which changes nothing for the request.
+
+    So it is with inputs that do not fit, a model that is closed, memory that cannot be copied.
+    """
+    try:
+        return values()
+    except Exception as error:
+        if raised_by_handler(error):
+            raise
         return None
 
 

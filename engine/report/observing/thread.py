@@ -28,6 +28,7 @@ class ObservedThread:
         self._request = request
         self._inputs: Any = None
         self._run_s = 0.0
+        self._is_in_place = False  # the results are in the caller's buffers
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
@@ -42,25 +43,35 @@ class ObservedThread:
         self._inputs = inputs
         return self._own.bind(inputs, outputs)
 
-    def run(self, *arguments: Any) -> list[Any]:
-        """See engine_predict. The results are in a list of their own, which goes to `give`."""
+    def run(self, *arguments: Any) -> Any:
+        """See engine_predict."""
         return self._timed(self._own.run, *arguments)
 
     def cancellable(self, cancel: Any) -> _Cancellable:
         """See ThreadState."""
         return _Cancellable(self._own.cancellable(cancel), self._timed)
 
-    def _timed(self, run: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def _timed(self, run: Callable[..., Any], *arguments: Any) -> Any:
         self._run_s = time.perf_counter()
-        return list(run(*arguments))
+        results = run(*arguments)
+        if results is not None and results is arguments[2]:
+            self._is_in_place = True
+            return list(results)  # in another list, so that predict has `give` look at it
+        return results
 
     def give(self, results: Any, outputs: Any) -> list[Any]:
         """See ThreadState."""
         own = self._own
-        if outputs is None and own.is_plain:
-            tensors: list[Any] = tensors_of(results, own.descriptions)
-        else:
-            tensors = own.give(results, outputs)
+        try:
+            if self._is_in_place:
+                tensors: list[Any] = outputs
+            elif outputs is None and own.is_plain:
+                tensors = tensors_of(results, own.descriptions)
+            else:
+                tensors = own.give(results, outputs)
+        except BaseException as error:
+            self._request.ended(error, self._inputs, None, self._run_s)
+            raise
         self._request.ended(None, self._inputs, tensors, self._run_s)
         return tensors
 
@@ -91,7 +102,7 @@ class ObservedThread:
 class _Cancellable:
     """What `ThreadState.cancellable` gives, timed."""
 
-    def __init__(self, own: Any, timed: Callable[..., list[Any]]) -> None:
+    def __init__(self, own: Any, timed: Callable[..., Any]) -> None:
         self._own = own
         self._timed = timed
 
@@ -100,6 +111,6 @@ class _Cancellable:
         """True once the context was told to stop."""
         return bool(self._own.is_cancelled)
 
-    def __call__(self, *arguments: Any) -> list[Any]:
+    def __call__(self, *arguments: Any) -> Any:
         """See engine_predict."""
         return self._timed(self._own, *arguments)
