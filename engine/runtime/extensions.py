@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.config.text import did_you_mean
 from engine.errors import SettingError
-from engine.types import ModelDescription
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,6 +21,7 @@ if TYPE_CHECKING:
     from engine.plan import Plan
     from engine.plan.options import BuildContext
     from engine.runtime.signature import Signature
+    from engine.types import ModelDescription
 
     Chosen = Mapping[str, Mapping[str, str]]
 
@@ -51,6 +49,8 @@ def chosen(context: BuildContext, config: Mapping[str, Mapping[str, str]]) -> Ch
         if not section.endswith(SECTION):
             continue
         if (name := section.removesuffix(SECTION)) not in found:
+            from engine.config.text import did_you_mean  # rare
+
             hint = did_you_mean(name, found) or f"[common_context] {KEY} = {name}"
             raise SettingError(
                 f"configuration section [{section}] has options for an extension that is not "
@@ -77,6 +77,10 @@ def _options(name: str, text: str) -> dict[str, str]:
 
 def description(plan: Plan, signature: Signature, path: str) -> ModelDescription:
     """Return a model that was built, as extensions and observers see it."""
+    from pathlib import Path
+
+    from engine.types import ModelDescription
+
     graph = plan.source.graph
     return ModelDescription(
         name=Path(path).stem if path else (graph.name if graph else ""),

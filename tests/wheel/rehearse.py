@@ -26,10 +26,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from doors import PAGE, Example, examples  # noqa: E402
 
-PROJECTS = [
-    ROOT,
-    *(ROOT / "plugins" / name for name in ("cpu", "gpu_trt", "ascend_ge", "mindir", "kit")),
-]
+PLUGINS = ("cpu", "gpu_trt", "ascend_ge", "mindir", "kit", "telemetry")
+PROJECTS = [ROOT, *(ROOT / "plugins" / name for name in PLUGINS)]
 NEEDED = ("py.typed", "METADATA", "licenses/LICENSE")
 MINDIR = ROOT / "tests/data/mindir/matmul_256.mindir"
 FROZEN = (ROOT / "plugins/kit/tests/frozen/guide_level_1",)
@@ -180,6 +178,16 @@ def add_library(project: Path) -> None:
         sys.exit(f"{wheel.name} is no wheel with a library: {names}")
 
 
+def telemetry(environment: Environment) -> None:
+    """`[telemetry]` brings the observers with what they need, and `engine replay`."""
+    environment.install("inference-engine[cpu,telemetry]")
+    environment.show(
+        "engine run digits/digits.onnx --set common_context.extensions=recorder,prometheus,"
+        "opentelemetry --set recorder_extension.path=requests"
+    )
+    environment.show("engine replay requests digits/digits.onnx", says="equal: 1 request")
+
+
 def doors(environment: Environment) -> None:
     """A package for each door works; a broken one for each is listed, and stops nothing."""
     found = examples()
@@ -259,7 +267,7 @@ def versions(environment: Environment) -> None:
         beside.show("engine plugins check newest")
 
 
-INSTALLS = (core_alone, cpu, cpu_without_mindir, kit_alone, new_backend, doors)
+INSTALLS = (core_alone, cpu, cpu_without_mindir, kit_alone, new_backend, telemetry, doors)
 SLOW = (versions,)
 
 
