@@ -56,6 +56,8 @@ PLUGINS = ROOT.parent / "plugins"
 PLUGIN_FILES = sorted(
     path for path in PLUGINS.glob("*/engine_*/**/*.py") if "engine_testing" not in path.parts
 )
+THIRD_PARTIES = ROOT.parent / "examples/third_party"
+THIRD_PARTY_FILES = sorted(THIRD_PARTIES.glob("*/engine_*/**/*.py"))
 
 
 def part(path: Path) -> str:
@@ -140,6 +142,18 @@ def test_a_plugin_imports_of_the_core_what_is_for_plugins(path: Path) -> None:
     other = sorted({*found} - allowed)
     assert not other, f"{path.relative_to(PLUGINS)} imports {', '.join(other)}"
     assert "engine_testing" not in text or path.name == "conformance.py"
+
+
+def test_there_are_third_parties_to_look_at() -> None:
+    assert "engine_openvino" in {path.parent.name for path in THIRD_PARTY_FILES}
+
+
+@pytest.mark.parametrize(
+    "path", THIRD_PARTY_FILES, ids=lambda path: str(path.relative_to(THIRD_PARTIES))
+)
+def test_a_third_party_imports_of_the_core_what_is_for_plugins(path: Path) -> None:
+    other = sorted({*imported(ast.parse(path.read_text()), for_type_checkers=True)} - FOR_PLUGINS)
+    assert not other, f"{path.relative_to(THIRD_PARTIES)} imports {', '.join(other)}"
 
 
 # ------------------------------------------------------------------------------------- circles

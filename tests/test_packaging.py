@@ -27,6 +27,18 @@ def test_every_package_says_for_whom_it_is_and_on_which_python() -> None:
         assert core <= {*settings(project)["project"]["classifiers"]}, project
 
 
+def test_examples_of_third_parties_run_beside_every_core_of_the_contract() -> None:
+    found = [path.parent for path in sorted(ROOT.glob("examples/third_party/*/pyproject.toml"))]
+    assert found
+    for project in found:
+        core = [
+            requirement
+            for requirement in settings(project)["project"]["dependencies"]
+            if requirement.startswith("inference-engine")
+        ]
+        assert core == ["inference-engine>=0.1,<1"], project
+
+
 def test_the_source_distribution_has_every_file_that_readme_links_to() -> None:
     included = settings(ROOT)["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     links = {*LINK.findall((ROOT / "README.md").read_text())}

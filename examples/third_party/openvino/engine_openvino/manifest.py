@@ -1,0 +1,88 @@
+"""The backend's manifest, its device, and what its options mean to OpenVINO."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+from engine import types
+from engine.errors import one_line
+from engine.hookspecs import hookimpl
+from engine.options import parsed
+
+VERSION = "0.1.0"
+DEVICE = types.Device("cpu", 0)
+OPTIONS: Mapping[str, types.Option] = {
+    "precision": types.Option(
+        text="type in which float32 is computed; f32 by default", choices=("f32", "bf16", "f16")
+    ),
+    "streams": types.Option(text="predicts at once, which share the threads", type=int, lowest=1),
+}
+
+
+@functools.cache
+def core() -> Any:
+    """Return OpenVINO itself, one a process."""
+    import openvino
+
+    return openvino.Core()
+
+
+@hookimpl
+def engine_backend() -> types.BackendInfo:
+    return types.BackendInfo(
+        name="openvino",
+        version=VERSION,
+        device_types=("cpu",),
+        providers=("cpu",),
+        options=OPTIONS,
+        capabilities=frozenset(
+            {"cancel_predict", "compile_cache", "deadlines", "dynamic_shapes", "mixed_placement"}
+        ),
+    )
+
+
+@hookimpl
+def engine_devices() -> types.Devices:
+    fix = "run: pip install openvino"
+    if find_spec("openvino") is None:
+        return types.Devices(reason="the openvino package is missing", fix=fix)
+    try:
+        name = core().get_property("CPU", "FULL_DEVICE_NAME")
+    except Exception as error:  # of a broken library: ImportError, OSError, RuntimeError
+        return types.Devices(reason=f"OpenVINO has no CPU device: {one_line(error)}", fix=fix)
+    found = types.DeviceInfo(DEVICE, f"{name} (OpenVINO {version('openvino')})")
+    return types.Devices(found=(found,))
+
+
+@hookimpl
+def engine_diagnose() -> Sequence[types.Check]:
+    devices = engine_devices()
+    return [
+        types.Check("OpenVINO has a CPU device", bool(devices.found), devices.reason, devices.fix)
+    ]
+
+
+def settings(options: types.CompileOptions) -> dict[str, Any]:
+    """Return OpenVINO's properties for one compile."""
+    chosen = parsed(options.options, OPTIONS)
+    has_half = "FP16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    default = "f16" if has_half and options.precision == "preferred_fp16" else "f32"
+    return {
+        "INFERENCE_PRECISION_HINT": chosen["precision"] or default,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # else activations meet int8 weights in 8 bits
+        "INFERENCE_NUM_THREADS": options.threads.intra_op,
+        "NUM_STREAMS": chosen["streams"] or 1,
+        "ENABLE_CPU_PINNING": False,  # which CPUs a process uses is for its user to say
+    }
+
+
+@hookimpl
+def engine_compiled_key(options: types.CompileOptions) -> Mapping[str, str]:
+    names = ("FULL_DEVICE_NAME", "OPTIMIZATION_CAPABILITIES")
+    key = {**settings(options), **{name: core().get_property("CPU", name) for name in names}}
+    key |= {"plugin": VERSION, "openvino": version("openvino")}
+    return {name: str(value) for name, value in key.items()}

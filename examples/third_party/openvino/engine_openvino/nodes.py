@@ -1,0 +1,145 @@
+"""Which nodes OpenVINO's CPU plugin computes as ONNX means them.
+
+It computes float64 and int64 in 32 bits, compares integers as float32, saturates small ones, and
+gives some older operators their newer meaning. So operators.toml lists what was found right, by
+operator and element type; other backends get the rest. int64 is the type of indices: what comes in
+has at most 31 bits, or 24 where it is compared. Constants are looked at here, inputs at each
+predict; operators that could make larger numbers are not listed for int64.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.types import DType, GraphInfo, ModelSource
+
+TABLE = tomllib.loads(Path(__file__).with_name("operators.toml").read_text())
+TYPES = {
+    name: {*TABLE["types"][group].split()}
+    for group, names in TABLE["operators"].items()
+    for name in names.split()
+}
+COMPARISONS = {*f"{TABLE['operators']['comparisons']} {TABLE['operators']['orders']}".split()}
+INDEX_BITS, COMPARED_BITS, FIRST_OPSET = 31, 24, 13
+
+
+class Scope:
+    """What the nodes of a graph can see: element types, constants and inputs, by name."""
+
+    def __init__(self, graph: Any, folder: Path | None, outer: Scope | None = None) -> None:
+        from onnx import numpy_helper
+
+        self.folder = folder
+        self.types: dict[str, str] = dict(outer.types) if outer else {}
+        self.constants: dict[str, int] = dict(outer.constants) if outer else {}  # to their bits
+        self.inputs: dict[str, int] = {}  # of the model, to the bits that predict lets through
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            tensor = value.type.tensor_type
+            if tensor.elem_type and tensor.HasField("shape"):  # OpenVINO has to know the rank
+                self.types[value.name] = str(DType.from_onnx(tensor.elem_type))
+        for tensor in graph.initializer:
+            self.types[tensor.name] = str(DType.from_onnx(tensor.data_type))
+            wide = tensor.data_type == tensor.INT64
+            array = numpy_helper.to_array(tensor, str(folder or "")) if wide else None
+            self.constants[tensor.name] = bits(array)
+        for node in graph.node:
+            if node.op_type == "Constant":
+                self.constants[node.output[0]] = max(bits(_value(a)) for a in node.attribute)
+
+    def of(self, node: Any) -> list[str]:
+        """Return the element types of a node's inputs and outputs."""
+        return [
+            self.types.get(name, "unknown type or rank") for name in (*node.input, *node.output)
+        ]
+
+
+def bits(values: Any) -> int:
+    """Return the bits, beside the sign, that the numbers of an int64 array need; else 0."""
+    if getattr(values, "dtype", None) != np.int64 or not values.size:
+        return 0
+    return max((n if n >= 0 else ~n).bit_length() for n in map(int, (values.min(), values.max())))
+
+
+def _value(attribute: Any) -> Any:
+    from onnx import helper, numpy_helper
+
+    value = helper.get_attribute_value(attribute)
+    if attribute.name in ("value_int", "value_ints"):
+        return np.array(value, np.int64)
+    if isinstance(value, bytes):
+        return value.decode()
+    return numpy_helper.to_array(value) if attribute.type == attribute.TENSOR else value
+
+
+def limits(graph: GraphInfo) -> dict[int, int]:
+    """Return the most bits that the numbers of int64 inputs may have, by position."""
+    compared = {name for node in graph.nodes if node.op_type in COMPARISONS for name in node.inputs}
+    return {
+        index: COMPARED_BITS if spec.name in compared else INDEX_BITS
+        for index, spec in enumerate(graph.inputs)
+        if spec.dtype is DType.INT64
+    }
+
+
+def unsupported_nodes(source: ModelSource, graph: GraphInfo, typed: Any) -> dict[int, str]:
+    """Return the nodes to leave to another backend, by index, each with the reason.
+
+    typed: the model with the types that onnx infers.
+    """
+    opset = next((each.version for each in typed.opset_import if not each.domain), 1)
+    scope = Scope(typed.graph, source.folder or (source.path and source.path.parent))
+    scope.inputs = {graph.inputs[index].name: most for index, most in limits(graph).items()}
+    reasons = {i: next(_faults(n, scope, opset), "") for i, n in enumerate(typed.graph.node)}
+    found = {index: reason for index, reason in reasons.items() if reason}
+    halves = [i for i, node in enumerate(typed.graph.node) if "float16" in scope.of(node)]
+    if not found.keys().isdisjoint(halves):  # to cut between two would round once more
+        found = {**dict.fromkeys(halves, "other nodes of float16 are left, too"), **found}
+    return found
+
+
+def _faults(node: Any, scope: Scope, opset: int) -> Iterator[str]:
+    name = node.op_type
+    types = scope.of(node)
+    if node.domain or (name not in TYPES and name != "Cast"):
+        yield f"{node.domain or 'operator'} {name} is not one that OpenVINO computes exactly"
+    elif opset < FIRST_OPSET:
+        yield f"OpenVINO gives operators of opset {opset} their meaning in opset {FIRST_OPSET}"
+    elif name == "Cast":
+        if types[1] not in TABLE["casts"].get(types[0], "").split():
+            yield f"Cast from {types[0]} to {types[1]} is not exact in OpenVINO"
+    else:
+        yield from _details(node, scope, types)
+    for attribute in node.attribute:
+        if attribute.type == attribute.GRAPH:
+            inner = Scope(attribute.g, scope.folder, scope)
+            for each in attribute.g.node:
+                yield from _faults(each, inner, opset)
+
+
+def _details(node: Any, scope: Scope, types: list[str]) -> Iterator[str]:
+    name, inputs = node.op_type, node.input
+    indexes, constants = (TABLE[rule].get(name, ()) for rule in ("indexes", "constants"))
+    for index, value in enumerate((*inputs, *node.output)):
+        is_index = index in indexes and index < len(inputs)
+        if value and types[index] not in ({"int64", "int32"} if is_index else TYPES[name]):
+            yield f"{name} of {types[index]} is not exact in OpenVINO"
+        if name != "Slice" and scope.constants.get(value, 0) > INDEX_BITS:  # its bounds are clipped
+            yield f"{name} reads {value!r}, which has numbers of more than {INDEX_BITS} bits"
+        if value and index in constants and index < len(inputs) and value not in scope.constants:
+            yield f"{name} is exact in OpenVINO only where {value!r} is a constant"
+    most_inputs, most_outputs = TABLE["most"].get(name, (len(inputs), len(node.output)))
+    if len(inputs) > most_inputs or sum(map(bool, node.output)) > most_outputs:
+        yield f"{name} with so many inputs or outputs is not exact in OpenVINO"
+    for attribute in node.attribute:
+        right = TABLE["attributes"].get(name, {}).get(attribute.name)
+        if right is not None and _value(attribute) not in right:
+            yield f"{name} with this {attribute.name} is not exact in OpenVINO"
+    if name in COMPARISONS and types[0] == "int64":
+        known = {**scope.constants, **scope.inputs}
+        if any(known.get(each, 64) > COMPARED_BITS for each in inputs):
+            yield f"{name} of int64 is exact in OpenVINO only for inputs and small constants"
