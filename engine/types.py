@@ -341,8 +341,10 @@ class BackendInfo(_Value):
 class DeviceBuffer(_Value):
     """Memory on a device, or memory that a device can reach.
 
-    pointer: its address on the device. shape in elements, C-contiguous. The core passes parts of a
-        buffer along axis 0 on as buffers of their own, whose `pointer` is so many bytes further.
+    pointer: its address on the device. With COLLECTIVES the core makes parts of a buffer along axis
+        0 by adding bytes to it. Without, it may be an opaque handle, and a part of a buffer is an
+        InputError.
+    shape in elements, C-contiguous.
     stream: the handle of the stream that produces the contents: whoever reads orders after it
         (engine_order). It stays usable for as long as a buffer names it, also when the context
         that it was of is closed. None means that the contents are complete. 0 is a stream like any
@@ -504,8 +506,9 @@ class LoadedModel(Protocol):
     def unsupported(self) -> Mapping[int, str]:
         """Nodes (by index in `source.graph.nodes`) that this backend cannot run, and why.
 
-        Also those with an attribute, an element type or a value, a sequence for example, that it
-        does not have: with MIXED_PLACEMENT others run them. ModelError is for a file that is wrong.
+        Also those of an attribute, an element type or a kind of value (a sequence) that it does not
+        have, and of a rank that nobody knows: with MIXED_PLACEMENT others run them. For a
+        ModelError the core passes over the backend: that is for a file that is wrong.
         """
 
     def close(self) -> None:
@@ -842,10 +845,10 @@ class Communicator(Protocol):
     def check(self) -> None:
         """Raise CommunicatorError if a queued collective has failed.
 
-        It may raise for a rank that is known to be gone too; it need not find that out. Cheap, and
-        does not wait for what is queued. With QUEUED_COLLECTIVES the core asks when it has waited
-        for the stream: it raises for what has not ended well there, and for no rank that has gone
-        since and that nothing here waits for.
+        It may name a rank that is known to be gone too, and need not find that out. Cheap, and does
+        not wait for what is queued. With QUEUED_COLLECTIVES the core asks when it has waited for
+        the stream: it raises for what has not ended well there, and for no rank that has gone since
+        and that nothing here waits for.
         """
 
     def close(self) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from engine_testing import BackendConformance
+from collections.abc import Mapping
+from typing import ClassVar
+
+from engine_testing import BackendConformance, sometimes
+
+_OWN_BITS = sometimes(
+    "onnxruntime quantizes the activations of such weights by itself, and this backend gives its "
+    "bits; [cpu_context] session.qdq_matmulnbits_accuracy_level = 1 computes in float32, but slower"
+)
 
 
 class TestCpu(BackendConformance):
-    """All of the kit, without a gap."""
+    """All of the kit, with one gap."""
 
     backend = "cpu"
     vendor_modules = ("onnxruntime",)
     option = "spin_us"
+    gaps: ClassVar[Mapping[str, str]] = {
+        "test_weights_stored_as_int8_are_computed_in_float[DequantizeLinear]": _OWN_BITS
+    }

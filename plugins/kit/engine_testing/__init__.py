@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engine_testing import models, null, plugins
     from engine_testing.conformance import BackendConformance
+    from engine_testing.gaps import sometimes
 
 __version__ = "0.1.0"
 
-__all__ = ["BackendConformance", "models", "null", "plugins"]
+__all__ = ["BackendConformance", "models", "null", "plugins", "sometimes"]
 
 _KIT = (
     "compiled",
@@ -33,6 +34,7 @@ _KIT = (
     "level",
     "lifecycle",
     "manifest",
+    "numerics",
     "ownership",
     "process",
     "profile",
@@ -40,6 +42,7 @@ _KIT = (
     "semantics",
     "settings",
     "sharing",
+    "speed",
     "threads",
     "weights",
 )
@@ -52,6 +55,8 @@ def __getattr__(name: str) -> Any:
         # Before they are imported: then a failed assert of the kit shows its values.
         pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _KIT))
         return importlib.import_module(f"{__name__}.conformance").BackendConformance
+    if name == "sometimes":
+        return importlib.import_module(f"{__name__}.gaps").sometimes
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -30,6 +30,7 @@ from engine.types import Progress
 LEVELS = (
     "manifest",
     "semantics",
+    "numerics",
     "ownership",
     "errors",
     "lifecycle",
@@ -43,6 +44,7 @@ LEVELS = (
     "weights",
     "sharing",
     "ranks",
+    "speed",
 )
 """The levels of the kit, the simplest first; each is a module beside this one."""
 

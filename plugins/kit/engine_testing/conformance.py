@@ -18,9 +18,12 @@ from __future__ import annotations
 from engine_testing.compiled import CompiledForms
 from engine_testing.contexts import Contexts
 from engine_testing.device_values import DeviceValues
+from engine_testing.duties import NEVER_A_GAP
 from engine_testing.errors import Errors
+from engine_testing.gaps import ANY_OPERATOR, OPERATOR
 from engine_testing.lifecycle import Leaks, LifeCycle, Reports
 from engine_testing.manifest import Manifest
+from engine_testing.numerics import Numerics
 from engine_testing.ownership import Buffers, Inputs, Results
 from engine_testing.process import Process
 from engine_testing.profile import Profiles
@@ -28,6 +31,7 @@ from engine_testing.ranks import Ranks
 from engine_testing.semantics import Semantics
 from engine_testing.settings import Settings
 from engine_testing.sharing import Sharing
+from engine_testing.speed import Speed
 from engine_testing.threads import Stopping, Threads, UsersView
 from engine_testing.weights import Weights
 
@@ -37,6 +41,7 @@ __all__ = ["BackendConformance"]
 class BackendConformance(
     # Last first: pytest runs the tests of a class from its farthest base on.
     Leaks,
+    Speed,
     Ranks,
     Sharing,
     Weights,
@@ -55,19 +60,29 @@ class BackendConformance(
     Buffers,
     Inputs,
     Results,
+    Numerics,
     Semantics,
     Manifest,
 ):
     """All levels; see `engine_testing.level.Level` for the attributes that a subclass may set."""
 
     def test_gaps_name_tests_of_the_kit(self) -> None:
+        import onnx
+
         known = {name: _cases(name) for name in dir(BackendConformance) if name.startswith("test_")}
         for gap in (*self.gaps, *self.crashes):
             test = gap.partition("[")[0]
+            if gap in self.gaps and gap.startswith(OPERATOR):
+                if gap == ANY_OPERATOR:
+                    continue
+                domain, _, operator = gap.removeprefix(OPERATOR).rpartition(".")
+                assert onnx.defs.has(operator, domain), f"gap {gap!r} names no operator of ONNX"
+                continue
             assert test in known, f"gap {gap!r} names no test of the kit"
             assert gap in (test, *known[test]), (
                 f"gap {gap!r} names no case of its test; there are: {known[test]}"
             )
+            assert test not in NEVER_A_GAP, f"{test} is no gap: results would be wrong in silence"
 
 
 def _cases(test: str) -> list[str]:

@@ -39,6 +39,16 @@ class Errors(Level):
         assert loaded.unsupported[1], "no reason is given"
         assert not trial.load(models.affine).unsupported
 
+    def test_what_is_no_tensor_is_reported_node_by_node(self, trial: Trial) -> None:
+        """Refused as a whole is right too, but the core then gives no part of it to the backend."""
+        self.require(trial, Capability.MIXED_PLACEMENT)
+        try:
+            loaded = trial.load(models.sequences)
+        except ModelError as error:
+            pytest.skip(f"refused as a whole, and not by nodes in `unsupported`: {error}")
+        assert set(loaded.unsupported) <= {0, 1}, "nodes are reported that are not there"
+        assert all(loaded.unsupported.values()), "no reason is given"
+
     def test_a_part_of_a_model_runs_without_the_rest(self, trial: Trial) -> None:
         """The part is in `data`; `path` goes on naming the whole file."""
         self.require(trial, Capability.MIXED_PLACEMENT)

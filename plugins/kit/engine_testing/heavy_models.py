@@ -54,6 +54,14 @@ def wide(path: Path, terms: int) -> Path:
     return graph(path.parent, path.stem, text)
 
 
+def waves(folder: Path) -> Path:
+    """y = sin(sin(... sin(x))), 20 times, x float32[1 << 20]: 4 MiB in, 4 MiB out."""
+    names = ["x", *(f"s{number}" for number in range(1, 20)), "y"]
+    nodes = "\n".join(f"{after} = Sin ({before})" for before, after in itertools.pairwise(names))
+    size = 1 << 20
+    return graph(folder, "waves", f"(float[{size}] x) => (float[{size}] y) {{ {nodes} }}")
+
+
 def slow(folder: Path) -> Path:
     """y = relu(x) rolled by SLOW_STEPS along axis 1, x float32[rows, SLOW_WIDTH].
 

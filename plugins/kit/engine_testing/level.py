@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from engine.backends import Backend, BackendState, doors, open_backend, record
+from engine.errors import ModelError
 from engine.formats import open_source
 from engine.host.child import command, environment
 from engine.types import (
@@ -29,6 +31,9 @@ from engine.types import (
     Values,
 )
 from engine_testing import models
+from engine_testing.duties import NEVER_A_GAP
+from engine_testing.gaps import explain, operator_gap, operators_of
+from engine_testing.gaps import sometimes as sometimes
 from engine_testing.making import floats as floats
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -79,13 +84,18 @@ class Trial:
     """A backend on trial: opens what a test asks for as the core would, and closes it afterwards.
 
     backend: its hooks. device: what it runs on, the first that the backend finds unless a level's
-    `device_type` says otherwise. folder: where models are written.
+    `device_type` says otherwise. folder: where models are written. opened, compiled: operators of
+    the models that the test has opened, and of those that compiled; reported: of the nodes that
+    `LoadedModel.unsupported` names.
     """
 
     def __init__(self, backend: Backend, folder: Path, closing: ExitStack) -> None:
         self.backend = backend
         self.folder = folder
         self.device = backend.devices().found[0].device
+        self.opened: set[str] = set()
+        self.compiled: set[str] = set()
+        self.reported: set[str] = set()
         self._closing = closing
 
     def choose_device(self, device_type: str) -> None:
@@ -103,7 +113,9 @@ class Trial:
 
     def source(self, model: Maker | ModelSource) -> ModelSource:
         """Return a model as the core hands it to a backend."""
-        return model if isinstance(model, ModelSource) else open_source(str(model(self.folder)))
+        source = model if isinstance(model, ModelSource) else open_source(str(model(self.folder)))
+        self.opened |= operators_of(source)
+        return source
 
     def load(self, model: Maker | ModelSource, **changes: Any) -> LoadedModel:
         """Load a model."""
@@ -122,14 +134,25 @@ class Trial:
     def build(self, source: ModelSource, options: CompileOptions) -> Executable:
         """Load and compile, and let go of the loaded model; the caller closes the executable."""
         loaded = self.backend.load(source, options)
+        nodes = source.graph.nodes if source.graph is not None else ()
+        self.reported |= {nodes[index].op_type for index in loaded.unsupported}
         try:
-            return self.backend.compile(loaded, options)
+            executable = self.backend.compile(loaded, options)
         finally:
             loaded.close()
+        self.compiled |= operators_of(source)
+        return executable
 
     def open(self, model: Maker | ModelSource, *inputs: Array, **changes: Any) -> Running:
         """Compile a model and open a context."""
         return self.context(self.compile(model, *inputs, **changes))
+
+    def open_or_skip(self, model: Maker, *inputs: Array) -> Running:
+        """Open a model that a backend need not take; refused before it runs, it skips the test."""
+        try:
+            return self.open(model, *inputs)
+        except ModelError as error:
+            pytest.skip(f"refused: {error}")
 
     def context(self, executable: Executable, beside: Running | None = None) -> Running:
         """Open one more context of an executable; beside another one, it shares its workspace."""
@@ -175,8 +198,10 @@ class Level:
     device_type: the type of the device on trial, by default the first that is found. A backend
         with several types ("cpu", "npu") has a class for each.
     gaps: what the backend is known not to do: a test's name, with or without its parameters
-        ("test_x" or "test_x[int8]") -> why. Such a test must fail: one that passes is an error,
-        so the list cannot outlive the gap.
+        ("test_x" or "test_x[int8]"), or an operator ("op:NonZero") -> why. Such a test must fail,
+        those with the operator where they are refused: one that passes is an error, so the list
+        cannot outlive the gap. `sometimes("why")` is for one that passes by chance, "op:*" for a
+        runtime of few operators or types: what `LoadedModel.unsupported` reports is a gap.
     shares_devices: False where two ranks of a group need two devices, as with NCCL.
     trials: what opens models for the tests; a subclass of Trial may give other options or shapes.
     crashes: like `gaps`, for what would end the process or hang: such a test is not run. Take
@@ -193,15 +218,26 @@ class Level:
     trials: ClassVar[type[Trial]] = Trial
     gaps: ClassVar[Mapping[str, str]] = {}
     crashes: ClassVar[Mapping[str, str]] = {}
+    case: str = ""  # the running test, with its parameter
+    needed: str = ""  # the capability that the running test has asked for
+
+    def __init_subclass__(cls) -> None:
+        """Let each test say, where it fails, what it stands for and how a gap is declared."""
+        super().__init_subclass__()
+        for name, test in list(vars(cls).items()):
+            if name.startswith("test_") and cls.__module__.startswith("engine_testing."):
+                setattr(cls, name, _explaining(test))
 
     @pytest.fixture(autouse=True)
     def _expect_gap(self, request: pytest.FixtureRequest) -> None:
         case = request.node.name
         test = case.partition("[")[0]
+        self.case = case
         if reason := self.crashes.get(case) or self.crashes.get(test):
             pytest.xfail(f"not run: {reason}")
         if reason := self.gaps.get(case) or self.gaps.get(test):
-            request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+            is_strict = not isinstance(reason, sometimes)
+            request.applymarker(pytest.mark.xfail(reason=str(reason), strict=is_strict))
 
     @pytest.fixture
     def plugin(self) -> Backend:
@@ -228,6 +264,7 @@ class Level:
 
     def require(self, trial: Trial, capability: Capability) -> None:
         """Skip the test of a backend without `capability`, or whose device lacks it."""
+        self.needed = str(capability)
         if reason := trial.backend.lacks(capability, trial.device):
             pytest.skip(reason)
 
@@ -243,18 +280,51 @@ class Level:
             np.testing.assert_array_equal(actual, expected)
 
 
+def _explaining(test: Callable[..., None]) -> Callable[..., None]:
+    """Return a test whose failures say more, and which knows of gaps by operator."""
+
+    @wraps(test)
+    def run(self: Level, **arguments: Any) -> None:
+        __tracebackhide__ = True
+        trial = next((value for value in arguments.values() if isinstance(value, Trial)), None)
+        try:
+            test(self, **arguments)
+        except (Exception, pytest.fail.Exception) as error:
+            test_name = self.case.partition("[")[0]
+            if trial is not None and isinstance(error, ModelError) and test_name not in NEVER_A_GAP:
+                gap = operator_gap(self.gaps, trial.opened, trial.reported)
+                if gap:
+                    pytest.xfail(f"{gap}: {self.gaps[gap]}")
+            explain(error, self.case, self.needed, trial.opened if trial is not None else ())
+            raise
+        gap = operator_gap(self.gaps, trial.compiled) if trial is not None else ""
+        assert not gap or isinstance(self.gaps[gap], sometimes), (
+            f"the gap {gap!r} is closed: such a model compiles; remove the entry"
+        )
+
+    return run
+
+
 def time_slow(trial: Trial) -> tuple[Running, Array, float]:
     """Return a running model, an input, and how long these take: at least 0.3 s anywhere."""
     rows = 512
     while True:
         x = np.ones((rows, models.SLOW_WIDTH), np.float32)
         running = trial.open(models.slow, x)
+        running.predict(x)  # some compile at the first
         whole_s = time_predict(running, x)
         if whole_s >= 0.3:
             return running, x, whole_s
         if rows >= 2**19:
             pytest.skip(f"{rows} rows take {whole_s:.3f} s: too fast to be stopped")
         rows = int(rows * min(max(0.4 / whole_s, 1.2), 8))
+
+
+def spent_s(window_s: float) -> float:
+    """Return the processor time that all threads of this process take while this one sleeps."""
+    begin = time.process_time()
+    time.sleep(window_s)
+    return time.process_time() - begin
 
 
 def time_predict(running: Running, x: Array) -> float:

@@ -45,6 +45,7 @@ def write(
     domains: dict[str, int] | None = None,
     valid: bool = True,
     opset: int = OPSET,
+    ir_version: int = IR_VERSION,
 ) -> Path:
     """Write a model of these nodes and constants as `<name>.onnx`; return its path.
 
@@ -55,7 +56,7 @@ def write(
     opsets = [helper.make_opsetid(key, number) for key, number in (domains or {}).items()]
     model = helper.make_model(
         graph,
-        ir_version=IR_VERSION,
+        ir_version=ir_version,
         opset_imports=[helper.make_opsetid("", opset), *opsets],
         producer_name="engine_testing",
     )

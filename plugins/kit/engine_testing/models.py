@@ -20,6 +20,7 @@ from engine_testing.heavy_models import SLOW_WIDTH as SLOW_WIDTH
 from engine_testing.heavy_models import heavy as heavy
 from engine_testing.heavy_models import slow as slow
 from engine_testing.heavy_models import truncated as truncated
+from engine_testing.heavy_models import waves as waves
 from engine_testing.making import IR_VERSION as IR_VERSION
 from engine_testing.making import OPSET as OPSET
 from engine_testing.making import floats, graph, longs, text_name
@@ -123,6 +124,14 @@ def moved(folder: Path, dtype: DType = DType.FLOAT32) -> Path:
     kind = text_name(dtype)
     text = f"({kind}[2, 3] x) => ({kind}[3, 2] y) {{ y = Transpose <perm = [1, 0]> (x) }}"
     return graph(folder, f"moved_{dtype}", text)
+
+
+def turned(folder: Path, order: tuple[int, ...] = (2, 0, 1)) -> Path:
+    """y = transpose(x, order), x float32[2, 3, 4]."""
+    text = f"""(float[2, 3, 4] x) => (float[a, b, c] y) {{
+        y = Transpose <perm = {[*order]}> (x)
+    }}"""
+    return graph(folder, f"turned_{''.join(map(str, order))}", text)
 
 
 def negated(folder: Path) -> Path:

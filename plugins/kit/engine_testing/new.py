@@ -50,7 +50,13 @@ RESERVED = frozenset(
     (
         *EXTRAS,  # device types, which select this project's own backends
         *OWN,
-        *("null", "mindir", "testing", "command"),  # of the kit, and modules engine_NAME of ours
+        *(
+            "null",
+            "mindir",
+            "telemetry",
+            "testing",
+            "command",
+        ),  # of the kit, and modules engine_NAME of ours
         *(section.removesuffix(_CONTEXT) for section in KNOWN if section.endswith(_CONTEXT)),
     )
 )

@@ -12,7 +12,7 @@ suite is run faster, and crashes kept apart, by `engine_testing.onnx_suite`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,11 +57,12 @@ class Backend(OnnxBackend):
 
     `backend_for(name)` gives the class for another. Devices are ONNX's: "CPU", "CUDA", "CUDA:1";
     a backend for a device that ONNX has no word for is found as "CPU", the device of its tests,
-    and by its own device type ("ascend:1").
+    and by its own device type ("ascend:1"). beside: targets that run what this one does not.
     """
 
     backend: ClassVar[str] = ""
     config: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    beside: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
@@ -146,7 +147,8 @@ class Backend(OnnxBackend):
         served = open_backend(cls._name()).info.device_types
         # The name alone stands for the first type that the backend serves.
         first = device_type == served[0]
-        context.target = [cls._name() if first else f"{device_type}:{cls._name()}"]
+        own = cls._name() if first else f"{device_type}:{cls._name()}"
+        context.target = [own, *cls.beside]
         context.gpu.device_id = context.ascend.device_id = number
         config = {name: dict(section) for name, section in cls.config.items()}
         if number and device_type not in ("gpu", "ascend"):  # those have a setting for it
@@ -154,13 +156,22 @@ class Backend(OnnxBackend):
         return context, config
 
 
-def backend_for(name: str, config: Mapping[str, Mapping[str, str]] | None = None) -> type[Backend]:
+def backend_for(
+    name: str,
+    config: Mapping[str, Mapping[str, str]] | None = None,
+    beside: Sequence[str] = (),
+) -> type[Backend]:
     """The class for the installed backend `name`; config: sections of options for every model.
 
-    Raises BackendError where it cannot be had.
+    beside: targets that run what this one does not. Raises BackendError where one cannot be had.
     """
-    find_target(name)
-    return type(f"{name}_backend", (Backend,), {"backend": name, "config": config or {}})
+    for target in (name, *beside):
+        find_target(target)
+    return type(
+        f"{name}_backend",
+        (Backend,),
+        {"backend": name, "config": config or {}, "beside": tuple(beside)},
+    )
 
 
 def _model_of(

@@ -60,10 +60,12 @@ class Process(Level):
             trial, trial.source(models.heavy), x, repeat_s=0.6, threads=Threads(intra_op=1)
         )
         # Of the CPU time in predict all is one thread's, whichever it is: the caller's or another.
+        # A pool may hand predicts around, if one thread at a time is busy with them.
         others_s = seen["process_s"] - seen["busiest_s"]
-        assert others_s < 0.3 * seen["process_s"] + 0.05, (
+        assert others_s < 0.3 * seen["process_s"] + 0.05 or seen["several"] < 0.2, (
             f"one thread is allowed, and of {seen['process_s']:.2f} s of CPU time "
-            f"{others_s:.2f} s are other threads'"
+            f"{others_s:.2f} s are other threads'; at {seen['several']:.0%} of the moments "
+            "several were running"
         )
 
 
@@ -75,7 +77,8 @@ def _witness(
     before, after: the process's settings. written: files that were opened for writing, or that
     came into its own folders, while the model was built and run. disk_bytes: what it wrote to disk
     by any means. process_s, busiest_s: CPU time in predict of all threads and of the busiest one;
-    those that there were before the backend was opened (numpy's) do not count.
+    several: at which part of the moments more than one was ready to run. Threads that there were
+    before the backend was opened (numpy's) do not count.
     """
     folder = trial.folder / "witness"
     own = [folder / name for name in ("work", "tmp", "home", "cache")]

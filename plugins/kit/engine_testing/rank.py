@@ -84,6 +84,12 @@ class Rank:
         comm.check()
         return comm
 
+    def meet(self, where: str) -> None:
+        """Wait until every rank has come to this place of the scenario."""
+        self.store.set(f"{self.scenario}/{where}/{self.rank}", b"")
+        for other in range(self.world_size):
+            self.store.get(f"{self.scenario}/{where}/{other}", LIMIT_S)
+
     def collectives(self) -> Collectives:
         """Return all collectives: the backend's own, and those that the core composes."""
 
@@ -155,6 +161,7 @@ def allreduce(rank: Rank, op: ReduceOp, is_in_place: bool = False) -> None:
             if not is_in_place:
                 rank.expect(send, parts[rank.rank])
     comm.check()
+    rank.meet("checked")  # until then no rank leaves: check() may name one that has
     comm.close()
     comm.close()
 
@@ -251,6 +258,7 @@ def stream(rank: Rank) -> str:
     assert time.monotonic() - begin_s < SOON_S
     rank.order(rank.device, result.stream, None)
     comm.check()
+    rank.meet("checked")
     parts = [2 * np.full((1, 3), number, np.float32) + 1 for number in range(rank.world_size)]
     rank.expect(first, np.asarray(sum(parts)))
     rank.expect(second, np.asarray(sum(parts)))
@@ -314,6 +322,7 @@ def chain(rank: Rank) -> str:
         [third] = rank.backend.predict(contexts[2], [highest], None, None)
         rank.order(rank.device, stream, None)
         comm.check()
+        rank.meet(f"checked {turn}")
         total = sum(2 * (number + turn) + 1 for number in range(rank.world_size))
         expected = np.full((1, 3), 2 * (2 * total + 1) + 1, np.float32)
         assert isinstance(third, np.ndarray), f"expected an array, got {type(third)}"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 import pytest
 
 from engine.distributed.store import StoreServer
-from engine.host.child import command, ending, environment
+from engine.host.child import command, ending, environment, last_words
 from engine.types import Capability
 from engine_testing.level import Level, Trial
 
@@ -92,7 +92,8 @@ class Ranks(Level):
         results = self._together.get(name, {}).get(scenario, [])
         if len(results) < len(world):
             done, failures = _run_ranks(name, (scenario,), world)
-            assert failures == [], "\n".join(failures)
+            if failures:
+                raise AssertionError("\n".join(failures))
             results = done[scenario]
         return results
 
@@ -121,7 +122,10 @@ def _run_ranks(backend: str, scenarios: Sequence[str], world: range) -> tuple[Re
         for rank, child in zip(world, children, strict=True):
             out, errors = child.communicate()
             if child.returncode:
-                failures.append(f"rank {rank} {ending(child.returncode)}:\n{errors[-2000:]}")
+                last = last_words(errors)
+                failures.append(
+                    f"rank {rank} {ending(child.returncode)}: {last}\n{errors.rstrip()}"
+                )
             for line in out.splitlines():
                 scenario, result = json.loads(line)
                 results.setdefault(scenario, []).append(result)

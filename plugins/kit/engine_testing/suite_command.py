@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.cli.output import as_json, line, plain, table
+from engine.cli.output import line, plain, table
 from engine.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
 _FEW = 6  # tests that are named beside the reason why they did not pass
 
 
-def check_onnx(name: str, pattern: str, limit_s: float, json: bool) -> None:
-    """Run the suite on backend `name`, print what came of it, and exit with 1 for a fault.
+def run_onnx(name: str, pattern: str, limit_s: float, beside: Sequence[str] = ()) -> Score:
+    """Run the suite on backend `name`.
 
-    pattern: a regular expression for the tests' names. limit_s: for one test.
-    Raises BackendUnavailable for a backend that cannot be had.
+    pattern: a regular expression for the tests' names. limit_s: for one test. beside: targets that
+    run what the backend does not. Raises BackendUnavailable for a backend that cannot be had.
     """
-    from engine_testing.onnx_suite import FAULTS, Score, load_cases, run
+    from engine_testing.onnx_suite import Score, load_cases, run
 
     results = []
     with progress() as show:
@@ -36,19 +37,26 @@ def check_onnx(name: str, pattern: str, limit_s: float, json: bool) -> None:
             raise click.BadParameter(f"no test has a name with {pattern!r}", param_hint="-k")
         show("loading the tests", len(cases), len(cases))
         show(f"testing {name}", 0, len(cases))
-        for result in run(name, cases, limit_s=limit_s):
+        for result in run(name, cases, limit_s=limit_s, beside=beside):
             results.append(result)
             show(f"testing {name}", len(results), len(cases))
-    score = Score(name, results)
-    if json:
-        as_json({"suite": "onnx", "ok": not score.of(*FAULTS), **score.values()})
-    else:
-        _print(score)
-    if score.of(*FAULTS):
-        raise click.exceptions.Exit(1)
+    return Score(name, results)
 
 
-def _print(score: Score) -> None:
+def is_faultless(score: Score) -> bool:
+    """Return whether no test shows a fault; to refuse a model is none."""
+    from engine_testing.onnx_suite import FAULTS
+
+    return not score.of(*FAULTS)
+
+
+def onnx_values(score: Score) -> dict[str, Any]:
+    """Return a score as plain values, for JSON."""
+    return {"suite": "onnx", "ok": is_faultless(score), **score.values()}
+
+
+def print_onnx(score: Score) -> None:
+    """Print a score for people."""
     from engine_testing.onnx_suite import Status
 
     parts = [("operators", score.operators), ("light models", score.light)]

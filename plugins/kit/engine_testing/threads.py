@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from engine_testing.level import (
     Running,
     Trial,
     floats,
+    spent_s,
     time_predict,
     time_slow,
 )
@@ -132,6 +134,38 @@ class Stopping(Level):
         [y] = running.predict(small)
         self.assert_close(y, np.roll(small, models.SLOW_STEPS, axis=1))
 
+    @pytest.mark.parametrize("way", ["deadline", "cancel"])
+    def test_a_predict_that_was_stopped_goes_on_nowhere(self, trial: Trial, way: str) -> None:
+        """What it had still to do is not done by an abandoned thread."""
+        is_deadline = way == "deadline"
+        self.require(trial, Capability.DEADLINES if is_deadline else Capability.CANCEL_PREDICT)
+        running, x, _ = time_slow(trial)
+        whole_s, whole_processor_s = time_predict(running, x), _processor_s(running, x)
+        spinning_s = spent_s(whole_s)  # some pools wait like that for the next predict
+        shares = []
+        for _ in range(2):
+            stopped = trial.context(running.executable)
+            early_s = time.monotonic() + whole_s / 10
+            if is_deadline:
+                with pytest.raises(DeadlineExceeded):
+                    stopped.predict(x, deadline_s=early_s)
+            else:
+                cancel: Any = getattr(stopped.context, "cancel", None)
+                assert cancel is not None, "'cancel_predict' is announced, without cancel()"
+                timer = threading.Timer(whole_s / 10, cancel)
+                timer.start()
+                with pytest.raises(Cancelled):
+                    stopped.predict(x)
+                timer.join()
+            shares.append((spent_s(whole_s) - spinning_s) / whole_processor_s)
+            stopped.context.close()
+            if shares[-1] < 0.3:
+                return
+        raise AssertionError(
+            f"predict was left at its {way} and not stopped: {min(shares):.0%} of the processor "
+            "time of a whole one was spent afterwards"
+        )
+
     def test_a_deadline_that_has_passed_stops_a_predict(self, trial: Trial) -> None:
         self.require(trial, Capability.DEADLINES)
         x = np.ones((4096, models.SLOW_WIDTH), np.float32)
@@ -157,16 +191,56 @@ class Stopping(Level):
     def test_a_compile_is_cancelled_on_its_way(self, trial: Trial) -> None:
         self.require(trial, Capability.CANCEL_COMPILE)
         token = CancelToken()
-        with pytest.raises(Cancelled):
-            trial.compile(
+        slow_x = np.ones((1, models.SLOW_WIDTH), np.float32)
+
+        def build_and_run() -> None:
+            trial.open(
                 models.slow,
-                np.ones((1, models.SLOW_WIDTH), np.float32),
+                slow_x,
                 cancel=token,
                 progress=lambda phase, done, total: token.cancel(),
+            ).predict(slow_x)  # some compile at the first
+
+        try:
+            build_and_run()
+        except Cancelled:
+            pass
+        else:
+            pytest.fail(
+                "engine_compile and the first predict went on after the cancel"
+                if token.cancelled
+                else "neither engine_compile nor the first predict called options.progress, which "
+                "cancels here; what has no steps does not announce 'cancel_compile'"
             )
         x = np.ones((1, 3), np.float32)
         [y] = trial.run(models.affine, x)
         self.assert_close(y, 2 * x + 1)
+
+    def test_a_first_predict_that_compiles_can_be_cancelled(self, trial: Trial) -> None:
+        """Told from the others by the processor time that it takes."""
+        self.require(trial, Capability.CANCEL_COMPILE)
+        trial.run(models.dense, np.ones((2, 32), np.float32))  # libraries that are loaded late
+        token, calls = CancelToken(), []
+        is_predicting = False
+
+        def note(phase: str, done: int, total: int | None) -> None:
+            if is_predicting:
+                calls.append(phase)
+                token.cancel()
+
+        x = np.ones((1, models.SLOW_WIDTH), np.float32)
+        running = trial.open(models.slow, x, cancel=token, progress=note)
+        is_predicting = True
+        try:
+            first_s = _processor_s(running, x)
+        except Cancelled:
+            return
+        assert not calls, "the first predict reported progress, and went on after the cancel"
+        later_s = min(_processor_s(running, x) for _ in range(3))
+        assert first_s < 0.4 + 10 * later_s, (
+            f"the first predict took {first_s:.2f} s of processor time, a later one "
+            f"{later_s:.3f} s: it compiled, and neither reported progress nor could be cancelled"
+        )
 
     def test_progress_only_goes_forward(self, trial: Trial) -> None:
         steps: dict[str, list[tuple[int, int | None]]] = {}
@@ -250,6 +324,12 @@ class UsersView(Level):
             [y] = model.predict([view])
             self.assert_close(y.get_data_to_numpy(), x.T + floats([[0], [1], [2]]))
             np.testing.assert_array_equal(view, x, err_msg="predict changed its input")
+
+
+def _processor_s(running: Running, x: Array) -> float:
+    begin_s = time.process_time()
+    running.predict(x)
+    return time.process_time() - begin_s
 
 
 def _build(trial: Trial, path: object) -> engine.Model:

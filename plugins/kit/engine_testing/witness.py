@@ -14,6 +14,7 @@ import pickle
 import signal
 import struct
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ from engine.types import CompileOptions, ModelSource, Value
 
 _IN_MODIFY, _IN_MOVED_TO, _IN_CREATE = 0x2, 0x80, 0x100
 _IN_NONBLOCK = 0o4000
+_PATIENCE = 10  # times the time that predicts are repeated for, where the machine is busy
 # Devices, pipes and what is in memory are no disk.
 _NO_DISK = ("/dev/", "/proc/", "/sys/", "/memfd:")
 
@@ -148,6 +150,43 @@ def _thread_s() -> dict[str, float]:
     return seconds
 
 
+class Runnable:
+    """Looks, while a block runs, how often several threads of this process are ready to run.
+
+    A busy machine makes each of them wait, and changes nothing of that.
+    """
+
+    def __init__(self, others: set[str]) -> None:
+        self._others = others
+        self._seen: list[int] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    @property
+    def several(self) -> float:
+        """Return the part of the moments at which there were several."""
+        return sum(count > 1 for count in self._seen) / max(len(self._seen), 1)
+
+    def __enter__(self) -> Runnable:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        others = {*self._others, str(threading.get_native_id())}
+        while not self._end.wait(0.003):
+            states = []
+            with suppress(OSError):
+                for name in {*os.listdir("/proc/self/task")} - others:
+                    with suppress(OSError):  # it has just ended
+                        text = Path(f"/proc/self/task/{name}/stat").read_text()
+                        states.append(text.rpartition(")")[2].split()[0])
+            self._seen.append(states.count("R"))
+
+
 def run(order: Path, folders: Sequence[str]) -> dict[str, Any]:
     """Do what the order says and return what was seen."""
     name, first, (source, options, x), repeat_s = pickle.loads(order.read_bytes())
@@ -164,9 +203,14 @@ def run(order: Path, folders: Sequence[str]) -> dict[str, Any]:
         loaded.close()
         context = executable.open_context()
         backend.predict(context, [x], None, None)
-        process_s, start, end_s = time.process_time(), _thread_s(), time.monotonic() + repeat_s
-        while time.monotonic() < end_s:
-            backend.predict(context, [x], None, None)
+        process_s, start, begin_s = time.process_time(), _thread_s(), time.monotonic()
+        with Runnable(others) as runnable:
+            # In processor time, of which a busy machine gives little; a device may take none.
+            while (
+                time.process_time() - process_s < repeat_s
+                and time.monotonic() - begin_s < _PATIENCE * repeat_s
+            ):
+                backend.predict(context, [x], None, None)
         spent = {thread: end - start.get(thread, 0.0) for thread, end in _thread_s().items()}
         process_s = time.process_time() - process_s
         context.close()
@@ -177,6 +221,7 @@ def run(order: Path, folders: Sequence[str]) -> dict[str, Any]:
         "written": writes.paths(),
         "disk_bytes": _disk_bytes() - disk_bytes,
         "process_s": process_s - sum(spent.get(thread, 0.0) for thread in others),
+        "several": runnable.several,
         "busiest_s": max(seconds for thread, seconds in spent.items() if thread not in others),
     }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import BackendError
-from engine_testing import BackendConformance, check
+from engine_testing import BackendConformance, check, command
 from engine_testing.check import LEVELS, Outcome, Report
 from engine_testing.plugins import install
 
@@ -159,6 +159,30 @@ def test_a_failure_says_what_was_wrong_and_where(plugin_folder: Path) -> None:
     assert "Not equal to tolerance" in failed.reason
     assert re.search(r"level\.py:\d+$", failed.place)
     assert SCALAR in failed.traceback
+
+
+def test_a_failure_of_a_rank_ends_with_its_exception_and_how_a_gap_is_declared(
+    plugin_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = """
+@hookimpl
+def engine_communicator(options):
+    raise RuntimeError("the cable is out")
+"""
+    name = backend(plugin_folder, "lonely", before=before)
+    report = check.check(name, levels=["ranks"], expression="two_groups")
+    [failed] = report.of(Outcome.FAILED)
+    assert "rank 0 ended with status 1: RuntimeError: the cable is out" in failed.reason
+    *_, exception, sentence, declare = failed.reason.splitlines()
+    assert "RuntimeError: the cable is out" in exception
+    assert sentence.startswith("the contract, hookspecs: ")
+    assert 'gaps = {"test_two_groups_do_not_mix": "why"}' in declare
+    assert "'collectives'" not in declare or "DeviceInfo.lacks" in declare
+    command._print(report)
+    shown = capsys.readouterr().out
+    assert "more lines" in shown, "the message is not long enough for this test"
+    for text in ("RuntimeError: the cable is out", sentence[:40], "gaps = {"):
+        assert text in shown
 
 
 def test_what_a_backend_declares_holds(plugin_folder: Path) -> None:

@@ -35,19 +35,21 @@ def run(
     cases: Sequence[Case],
     *,
     config: Config | None = None,
+    beside: Sequence[str] = (),
     workers: int = 2,
     limit_s: float = 120.0,
 ) -> Iterator[Result]:
     """Run tests on an installed backend; yields their results in the order in which they end.
 
-    config: sections of options for every model. workers: processes at once. limit_s: seconds that
+    config: sections of options for every model. beside: targets that run what the backend does not.
+    workers: processes at once. limit_s: seconds that
     one test may take: far more than any needs, so that only a hang is stopped.
     Raises BackendUnavailable where the backend cannot be had.
     """
     found = probe(backend)
     if found.state is not BackendState.READY:
         raise BackendUnavailable(str(found), backend)
-    one = partial(run_case, backend, config=config)
+    one = partial(run_case, backend, config=config, beside=tuple(beside))
     for case, answer in each(one, cases, workers=workers, limit_s=limit_s):
         if isinstance(answer, Died):
             yield Result(name=case.name, kind=case.kind, status=Status.DIED, reason=str(answer))
@@ -55,7 +57,9 @@ def run(
             yield answer
 
 
-def run_case(backend: str, case: Case, config: Config | None = None) -> Result:
+def run_case(
+    backend: str, case: Case, config: Config | None = None, beside: Sequence[str] = ()
+) -> Result:
     """Run one test in this process."""
     nodes: dict[str, tuple[str, ...]] = {}
     error = 0.0
@@ -65,7 +69,7 @@ def run_case(backend: str, case: Case, config: Config | None = None) -> Result:
     try:
         device = open_backend(backend).info.device_types[0]
         model = onnx.load_model_from_string(case.model)
-        built = backend_for(backend, config).prepare(model, device)
+        built = backend_for(backend, config, beside).prepare(model, device)
         with built.model:
             for place in built.model.placement:
                 nodes[place.backend] = (*nodes.get(place.backend, ()), place.op_type)

@@ -222,6 +222,17 @@ class RunsRowByRow(Faulty):
         return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 
+@caught_by("test_axes_are_moved_as_the_model_says", says="expected (3, 4, 2), got (4, 3, 2)")
+class ReversesAllAxes(Changes):
+    """As if a Transpose had no order of its own."""
+
+    def change(self, context, inputs, results):
+        nodes = context.inner._executable.inner._nodes
+        if [node.op_type for node in nodes] != ["Transpose"] or inputs[0].ndim < 3:
+            return results
+        return [np.ascontiguousarray(inputs[0].T)]
+
+
 @caught_by("test_a_model_needs_no_inputs", says="nothing to bind")
 class NeedsAnInput(Faulty):
     def predict(self, context, inputs, outputs, deadline_s):

@@ -105,6 +105,25 @@ class BringsEverythingHome(Faulty):
         return super().compile(loaded, replace(options, resident=frozenset()))
 
 
+@caught_by(
+    "test_a_resident_output_costs_no_more_than_one_on_the_host", says="at best", control=CHAIN
+)
+class CopiesResidentOutputs(Faulty):
+    """To the host and back, and not in one piece."""
+
+    def predict(self, context, inputs, outputs, deadline_s):
+        results = list(super().predict(context, inputs, outputs, deadline_s))
+        if outputs is None and all(isinstance(value, DeviceBuffer) for value in results):
+            memory = fake_device()
+            for index, value in enumerate(results):
+                memory.synchronise(value.stream)
+                found = memory.read(value)
+                items = np.array(found.reshape(-1).tolist(), found.dtype)
+                results[index] = memory.allocate(value.dtype, value.shape)
+                memory.write(results[index], items.reshape(found.shape))
+        return results
+
+
 @caught_by(CHAIN, says="Not equal to tolerance")
 class DoesNotWaitForItsInputs(Faulty):
     def predict(self, context, inputs, outputs, deadline_s):

@@ -77,6 +77,7 @@ def open_session(om: Om, weights: bytes) -> ort.InferenceSession:
     settings.intra_op_num_threads = 1
     settings.inter_op_num_threads = 1
     settings.log_severity_level = 4
+    settings.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # float32
     return ort.InferenceSession(
         model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
     )

@@ -332,6 +332,7 @@ class Kernels:
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 4
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # float32
         try:
             self._session = ort.InferenceSession(
                 graph.model.SerializeToString(), options, providers=["CPUExecutionProvider"]

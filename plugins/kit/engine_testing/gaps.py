@@ -1,0 +1,66 @@
+"""Gaps: what a backend is known not to do, and what a failure says of how to declare one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from engine.types import ModelSource
+from engine_testing.duties import DUTIES, NEVER_A_GAP
+
+OPERATOR = "op:"
+ANY_OPERATOR = "op:*"
+"""A gap of whatever node `LoadedModel.unsupported` reports, by its operator or its types."""
+
+
+class sometimes(str):  # read as a word: {"test_x": sometimes("why")}
+    """The reason of a gap whose test may also pass, by chance or by the machine."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"sometimes({super().__repr__()})"
+
+
+def operators_of(source: ModelSource) -> set[str]:
+    """Return the operators of a model's main graph; those of other domains with their domain."""
+    nodes = source.graph.nodes if source.graph is not None else ()
+    return {f"{node.domain}.{node.op_type}".lstrip(".") for node in nodes}
+
+
+def operator_gap(
+    gaps: Mapping[str, str], operators: Collection[str], reported: Collection[str] = ()
+) -> str:
+    """Return the gap that names one of these operators; "" where none does.
+
+    reported: those of nodes that `LoadedModel.unsupported` names.
+    """
+    names = sorted(f"{OPERATOR}{operator}" for operator in operators)
+    found = next((name for name in names if name in gaps), "")
+    return found or (ANY_OPERATOR if reported and ANY_OPERATOR in gaps else "")
+
+
+def explain(error: BaseException, case: str, capability: str, operators: Collection[str]) -> None:
+    """Add notes to what a test of the kit raised: the contract's sentence, how to declare a gap.
+
+    case: the test's name with its parameter. capability: what it needs, "" for none. operators:
+    those of the models that it has opened.
+    """
+    test = case.partition("[")[0]
+    if test in DUTIES:
+        where, sentence = DUTIES[test]
+        error.add_note(f'the contract, {where}: "{sentence}"')
+    if test in NEVER_A_GAP:
+        error.add_note("this cannot be declared: results would be wrong, and nobody would know")
+        return
+    ways = [f'gaps = {{"{case}": "why"}}']
+    rare = sorted({*operators} - COMMON)
+    if rare and type(error).__name__ == "ModelError":
+        ways.append(" or ".join(f'gaps = {{"{OPERATOR}{name}": "why"}}' for name in rare))
+    if capability:
+        ways.append(f"leave {capability!r} out of BackendInfo.capabilities, or name it in "
+                    f"DeviceInfo.lacks")  # fmt: skip
+    error.add_note(f"where the runtime cannot do it: {'; or '.join(ways)}")
+
+
+COMMON = {"Add", "Identity", "MatMul", "Mul", "Relu", "Sub", "Transpose"}
+"""Operators of most models of the kit: a runtime without them is of no use."""
