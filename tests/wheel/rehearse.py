@@ -32,6 +32,8 @@ NEEDED = ("py.typed", "METADATA", "licenses/LICENSE")
 MINDIR = ROOT / "tests/data/mindir/matmul_256.mindir"
 FROZEN = (ROOT / "plugins/kit/tests/frozen/guide_level_1",)
 """Third parties' backends as they were at earlier levels of the contract, which each core runs."""
+REAL = ROOT / "examples/third_party/openvino"
+"""A third party's backend of a real runtime."""
 
 
 class Environment(NamedTuple):
@@ -235,7 +237,10 @@ only-include = ["{module}.py"]
 
 
 def versions(environment: Environment) -> None:
-    """Backends of earlier levels and of the template are right beside this core and the next."""
+    """Backends of earlier levels, of the template and of OpenVINO are right beside two cores.
+
+    They are wheels, installed by pip beside this core and one of the next version.
+    """
     home, dist = environment
     this = run(sys.executable, ROOT / ".ci/version.py", folder=home).split()[1]
     major, minor, _ = this.split(".")
@@ -248,7 +253,7 @@ def versions(environment: Environment) -> None:
     for project in (tree, tree / "plugins/kit"):
         run("uv", "build", "--quiet", "--wheel", "--out-dir", dist, project, folder=home)
     wheels = home / "frozen"
-    for project in FROZEN:
+    for project in (*FROZEN, REAL):
         run("uv", "build", "--quiet", "--wheel", "--out-dir", wheels, project, folder=home)
     newest = Environment(home / "newest", dist)
     newest.home.mkdir()
@@ -265,6 +270,7 @@ def versions(environment: Environment) -> None:
         beside.show("engine plugins", says="ready")
         beside.show("engine plugins check mine")
         beside.show("engine plugins check newest")
+        beside.show("engine plugins check openvino")
 
 
 INSTALLS = (core_alone, cpu, cpu_without_mindir, kit_alone, new_backend, telemetry, doors)
