@@ -278,8 +278,9 @@ SLOW = (versions,)
 
 
 def rehearse(work: Path, names: list[str]) -> None:
-    dist = work / "dist"
-    dist.mkdir(parents=True)
+    # uv keeps wheels by their path: in a folder of its own it finds none of an earlier run.
+    work.mkdir(parents=True)
+    dist = Path(tempfile.mkdtemp(prefix="dist-", dir=work))
     build(dist)
     for check in [each for each in SLOW if each.__name__ in names] or INSTALLS:
         print(f"\n== {check.__name__}: {check.__doc__}\n")

@@ -60,10 +60,10 @@ Levels:
 
 \b
 Models:
-  --with      the kit's models with rare operators, on the backend and on these
-              targets together; their outputs against the first of these alone
+  --with      the kit's models with rare operators, on the backend and these
+              targets together; outputs against the first of these alone
   --models    the same with the files of a folder; without --with the backend
-              runs them alone, and onnx's reference evaluator is the other side
+              runs them alone, against onnx's reference evaluator
   Inputs are random, and tolerances are those of engine compare.
 
 \b
