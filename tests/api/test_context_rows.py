@@ -100,6 +100,8 @@ ROWS = [
             ([" cpu"], ValueError, f"{NO_TARGET}  cpu."),
         ),
     ),
+    Row("", "extensions", {}, (({}, {}), ({"trace": {"port": 9}}, {"trace": {"port": "9"}})),
+        not_a("dict", "extensions", None, ["trace"], "trace")),
     Row("", "group_info_file", "", same("groups.pb", ""),
         not_a("str", "group_info_file", 1, None, Path("groups.pb"))),
     Row("cpu", "precision_mode", "enforce_fp32", same(*FP16),

@@ -327,6 +327,7 @@ def test_the_trial_run_of_a_conversion_is_neither_a_build_nor_a_request(
 ) -> None:
     from engine import Converter, FmkType
 
+    pytest.importorskip("engine_cpu", reason="needs the cpu backend")
     converter = Converter()
     converter.infer = True
     converter.convert(FmkType.ONNX, str(models.affine(tmp_path)), str(tmp_path / "out"))

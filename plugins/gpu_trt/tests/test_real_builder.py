@@ -22,8 +22,8 @@ import pytest
 MODELS = (
     "affine", "scalar", "empty", "several", "unread", "shared_dims", "dense", "polynomial",
     "squares", "negated", "mixed_dtypes", "identity", "twins", "constant", "no_batch", "foldable",
-    "branch", "sequences", "optionals", "vectorised", "external", "linked", "heavy", "slow",
-    "pairs", "mismatched", "unknown_operator",
+    "branch", "turned", "waves", "sequences", "optionals", "vectorised", "external", "linked",
+    "heavy", "slow", "pairs", "mismatched", "unknown_operator",
     *(f"doubled:{dtype}" for dtype in ("float16", "float64", "int32", "int64", "uint8", "int8")),
     *(f"moved:{dtype}" for dtype in ("bool", "uint8", "int8", "int16", "bfloat16", "string")),
 )  # fmt: skip

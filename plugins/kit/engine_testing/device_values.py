@@ -14,7 +14,7 @@ import pytest
 from engine.errors import EngineError
 from engine.types import Capability, DeviceBuffer, DType, Value
 from engine_testing import models
-from engine_testing.level import Array, Level, Running, Trial, row, time_predict
+from engine_testing.level import PATIENCE_S, Array, Level, Running, Trial, row, time_predict, turns
 from engine_testing.lifecycle import expect_no_growth
 
 KINDS = [
@@ -211,7 +211,8 @@ class DeviceValues(Level):
         resident = trial.open(models.waves, x, resident=frozenset({"y"}))
         [expected] = on_host.predict(x)
         host_s, resident_s = [], []
-        for turn in range(8):  # the best of both: other processes slow them down and let go
+        # The best of both: other processes slow them down and let go.
+        for turn in turns(PATIENCE_S):
             host_s.append(time_predict(on_host, x))
             begin_s = time.monotonic()
             [y] = resident.predict(x)

@@ -327,6 +327,19 @@ def spent_s(window_s: float) -> float:
     return time.process_time() - begin
 
 
+PATIENCE_S = 10.0
+"""Time in which a busy machine lets a measurement through that is as it should be."""
+
+
+def turns(seconds: float) -> Iterator[int]:
+    """Count the turns of a measurement: 8 at least, and more until so long has passed."""
+    end_s = time.monotonic() + seconds
+    turn = 0
+    while turn < 8 or time.monotonic() < end_s:
+        yield turn
+        turn += 1
+
+
 def time_predict(running: Running, x: Array) -> float:
     """Return how long a predict takes, in seconds."""
     start = time.monotonic()

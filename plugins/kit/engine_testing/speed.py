@@ -9,10 +9,9 @@ import numpy as np
 from engine.reference.evaluator import Host, load
 from engine.types import CompileOptions, Device
 from engine_testing import models
-from engine_testing.level import Level, Trial, time_predict
+from engine_testing.level import PATIENCE_S, Level, Trial, time_predict, turns
 
 TIMES = 15
-ROUNDS = 8
 
 
 class Speed(Level):
@@ -27,7 +26,8 @@ class Speed(Level):
         reference = loaded.compile(CompileOptions(device=device)).open_context()
         running.predict(x)  # some compile at the first
         own_s, reference_s = [], []
-        for _ in range(ROUNDS):  # the best of both: other processes slow them down and let go
+        # The best of both: other processes slow them down and let go.
+        for _ in turns(PATIENCE_S):
             for _ in range(4):
                 begin_s = time.monotonic()
                 reference.run([x], None, None)
