@@ -143,24 +143,17 @@ class Stopping(Level):
         whole_s, whole_processor_s = time_predict(running, x), _processor_s(running, x)
         spinning_s = spent_s(whole_s)  # some pools wait like that for the next predict
         shares = []
-        for _ in range(2):
+        # A machine that was busier as the whole was measured may be through by the tenth of it.
+        for after_s in (whole_s / part for part in (10, 10, 30, 100, 100)):
             stopped = trial.context(running.executable)
-            early_s = time.monotonic() + whole_s / 10
-            if is_deadline:
-                with pytest.raises(DeadlineExceeded):
-                    stopped.predict(x, deadline_s=early_s)
-            else:
-                cancel: Any = getattr(stopped.context, "cancel", None)
-                assert cancel is not None, "'cancel_predict' is announced, without cancel()"
-                timer = threading.Timer(whole_s / 10, cancel)
-                timer.start()
-                with pytest.raises(Cancelled):
-                    stopped.predict(x)
-                timer.join()
-            shares.append((spent_s(whole_s) - spinning_s) / whole_processor_s)
+            was_stopped = _is_stopped(stopped, x, after_s, by_deadline=is_deadline)
+            share = (spent_s(whole_s) - spinning_s) / whole_processor_s
             stopped.context.close()
-            if shares[-1] < 0.3:
-                return
+            if was_stopped:
+                shares.append(share)
+                if share < 0.3:
+                    return
+        assert shares, f"predict went on to its end, for all its {way}"
         raise AssertionError(
             f"predict was left at its {way} and not stopped: {min(shares):.0%} of the processor "
             "time of a whole one was spent afterwards"
@@ -324,6 +317,26 @@ class UsersView(Level):
             [y] = model.predict([view])
             self.assert_close(y.get_data_to_numpy(), x.T + floats([[0], [1], [2]]))
             np.testing.assert_array_equal(view, x, err_msg="predict changed its input")
+
+
+def _is_stopped(running: Running, x: Array, after_s: float, by_deadline: bool) -> bool:
+    """Return whether a predict, stopped so late, ends with the error for that."""
+    expected: type[Exception] = DeadlineExceeded if by_deadline else Cancelled
+    try:
+        if by_deadline:
+            running.predict(x, deadline_s=time.monotonic() + after_s)
+            return False
+        cancel: Any = getattr(running.context, "cancel", None)
+        assert cancel is not None, "'cancel_predict' is announced, without cancel()"
+        timer = threading.Timer(after_s, cancel)
+        timer.start()
+        try:
+            running.predict(x)
+        finally:
+            timer.join()
+    except expected:
+        return True
+    return False
 
 
 def _processor_s(running: Running, x: Array) -> float:
