@@ -1,4 +1,4 @@
-"""What of the contract a plugin asks for that this core does not have yet."""
+"""Find the parts of the contract that a plugin asks for and this core does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shell offers as values of options: targets, settings, files.
+"""Values of options that a shell offers: targets, settings, files.
 
 click completes commands, options and choices, and prints the scripts that ask for it.
 """

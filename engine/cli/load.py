@@ -1,4 +1,4 @@
-"""What `engine bench` measures: how long, with how many clients, over which batches or rates."""
+"""Measurements of `engine bench`: how long, with how many clients, over which batches or rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a format made of a file, as files: written into a folder, read again without the format.
+"""A model that a format made of a file, as files: written into a folder, read again without it.
 
     model.onnx     the ONNX model
     weights.bin    tensors that are neither in that nor in files of the user's; mapped when read

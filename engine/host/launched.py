@@ -1,4 +1,4 @@
-"""Whether this process was started as a rank, by the names of variables alone.
+"""Tell whether this process was started as a rank, by the names of variables alone.
 
 engine/distributed reads what they say.
 """

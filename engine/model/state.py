@@ -45,7 +45,7 @@ class RequestQueue(Protocol):
 
 
 class Observation(Protocol):
-    """What tells observers of a model; the wing `observation`."""
+    """Teller of observers about a model; the wing `observation`."""
 
     def thread(self, state: ThreadState) -> ThreadState:
         """Return a thread's state for one predict, of which observers are told."""
@@ -120,7 +120,7 @@ class ModelState:
 
     @property
     def plan(self) -> Plan | None:
-        """What runs the model; None before building and after closing."""
+        """The plan that runs the model; None before building and after closing."""
         built = self.built
         return None if built is None else built.plan
 

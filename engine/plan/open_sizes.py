@@ -36,7 +36,7 @@ MISFITS = (InputError, ModelError)
 
 
 class Role(Enum):
-    """What an open axis counts."""
+    """Meaning of an open axis: what it counts."""
 
     BATCH = "batch"
     NEW = "new"  # tokens of this run

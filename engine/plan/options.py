@@ -94,7 +94,7 @@ class BuildContext(Protocol):
 
     @property
     def extensions(self) -> dict[str, dict[str, str]]:
-        """What is switched on, by name with its options."""
+        """Extensions that are switched on, by name with their options."""
 
 
 class BuildOptions:

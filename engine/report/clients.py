@@ -105,7 +105,7 @@ class Clients:
 
     @property
     def warmup_took_s(self) -> float:
-        """How long warming up took; 0 before its end."""
+        """Time that warming up took; 0 before its end."""
         return 0.0 if self.began is None else self.began - self._started
 
     @property

@@ -44,7 +44,7 @@ _SHORT_RUN_S = 200e-6
 
 
 class Runnable(Protocol):
-    """What a queue's requests run on: a built model, or many that behave as one.
+    """The target of a queue's requests: a built model, or many that behave as one.
 
     semaphore: before its runs. can_stop: see Server. run_s: how long the last run took. batcher:
     of requests that share runs, whose runs it counts; None where each runs alone. observation:

@@ -1,4 +1,4 @@
-"""What describes a tensor, and what is checked of an array before a tensor takes it."""
+"""The description of a tensor, and what is checked of an array before a tensor takes it."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ The last one that a part may lose runs nothing else.
 
 
 class Question(IntEnum):
-    """What a process is asked by a channel's note."""
+    """A question to a process, by a channel's note."""
 
     RUN = 0
     RUN_STOPPABLE = 1

@@ -102,7 +102,7 @@ class Replicas:
 
     @property
     def batching(self) -> str:
-        """How requests are cut, or why they are not."""
+        """The way in which requests are cut, or the reason why they are not."""
         return self._slicing.description
 
     def get_inputs(self) -> list[Tensor]:

@@ -117,7 +117,7 @@ class Slicing:
 
     @property
     def description(self) -> str:
-        """How requests are cut, or why they are not."""
+        """The way in which requests are cut, or the reason why they are not."""
         axes = self.axes
         if all(axis is None for axis in axes.inputs):
             return f"kept whole: {axes.reason or 'no input has a batch'}"

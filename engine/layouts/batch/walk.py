@@ -29,7 +29,7 @@ from engine.layouts.batch.values import MOST_ELEMENTS, Kind, Mixes, Value, whole
 Rule: TypeAlias = Callable[[Node], list[Value]]
 Rules: TypeAlias = Mapping[str, Mapping[str, Rule]]
 Scope: TypeAlias = "dict[str, Value | Mixed | None]"
-"""What is known of tensors by name; None for one that a function's caller has left out."""
+"""Knowledge of tensors by name; None for one that a function's caller has left out."""
 
 _MOST_TIMES = 16
 """How often as many nodes as a model has are looked at: the bodies of loops are, several times."""

@@ -16,7 +16,7 @@ from engine.types import Capability, NodeGroups
 
 
 class _Asked(NamedTuple):
-    """What a backend says of the whole model. refused: nodes that it cannot run."""
+    """Answer of a backend for the whole model. refused: nodes that it cannot run."""
 
     groups: NodeGroups
     refused: Mapping[int, str]

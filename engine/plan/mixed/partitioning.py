@@ -1,4 +1,4 @@
-"""What goes where: the candidate of each node of a model, as far as the candidates were asked."""
+"""The candidate of each node of a model, as far as the candidates were asked."""
 
 from __future__ import annotations
 

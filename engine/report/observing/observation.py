@@ -1,4 +1,4 @@
-"""What one model or runner does, told to observers: its build, requests, updates and close."""
+"""Tell observers of one model or runner: its build, requests, updates and close."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class ObservedThread:
 
 
 class _Cancellable:
-    """What `ThreadState.cancellable` gives, timed."""
+    """The result of `ThreadState.cancellable`, timed."""
 
     def __init__(self, own: Any, timed: Callable[..., Any]) -> None:
         self._own = own

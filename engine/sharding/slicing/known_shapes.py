@@ -50,7 +50,7 @@ def shape_of(kind: TypeProto | None) -> Shape | None:
 
 
 class _Known:
-    """What is known of a model's tensors, and what has been declared beside it."""
+    """The known shapes of a model's tensors, and what has been declared beside it."""
 
     def __init__(self, proto: ModelProto, types: Mapping[str, TypeProto]) -> None:
         self._graph = proto.graph

@@ -1,4 +1,4 @@
-"""What is known of a kernel that must not be used; known_issues.py lists them."""
+"""A kernel that must not be used, and why; known_issues.py lists them."""
 
 from __future__ import annotations
 

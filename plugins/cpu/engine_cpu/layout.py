@@ -1,4 +1,4 @@
-"""What the contexts of one session have in common: names, types, and which arrays can be bound."""
+"""Common state of the contexts of one session: names, types, and which arrays can be bound."""
 
 from __future__ import annotations
 

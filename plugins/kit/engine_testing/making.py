@@ -1,4 +1,4 @@
-"""How the small models of the kit are made and written."""
+"""Make and write the small models of the kit."""
 
 from __future__ import annotations
 

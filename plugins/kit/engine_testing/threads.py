@@ -136,7 +136,7 @@ class Stopping(Level):
 
     @pytest.mark.parametrize("way", ["deadline", "cancel"])
     def test_a_predict_that_was_stopped_goes_on_nowhere(self, trial: Trial, way: str) -> None:
-        """What it had still to do is not done by an abandoned thread."""
+        """Its remaining work is not done by an abandoned thread."""
         is_deadline = way == "deadline"
         self.require(trial, Capability.DEADLINES if is_deadline else Capability.CANCEL_PREDICT)
         running, x, _ = time_slow(trial)

@@ -1,4 +1,4 @@
-"""What several observers read of events: times of the wall clock, and which states are errors."""
+"""Helpers of several observers: times of the wall clock, and which states are errors."""
 
 from __future__ import annotations
 

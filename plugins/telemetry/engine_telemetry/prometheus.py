@@ -79,7 +79,7 @@ def text() -> str:
 
 
 class Metrics:
-    """What counts and measures, by labels: functions that return the one for some labels.
+    """Counters and histograms, by labels: functions that return the one for some labels.
 
     A registry takes each collector once. A name ends in its unit.
     """

@@ -1,4 +1,4 @@
-"""How the outputs of a replayed request compare with the recorded ones."""
+"""Compare the outputs of a replayed request with the recorded ones."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ INDEX_BITS, COMPARED_BITS, FIRST_OPSET = 31, 24, 13
 
 
 class Scope:
-    """What the nodes of a graph can see: element types, constants and inputs, by name."""
+    """Scope of the nodes of a graph: element types, constants and inputs, by name."""
 
     def __init__(self, graph: Any, folder: Path | None, outer: Scope | None = None) -> None:
         from onnx import numpy_helper
