@@ -43,7 +43,9 @@ from engine.types import (
     CommunicatorOptions,
     CompileOptions,
     Device,
+    DeviceMemory,
     Devices,
+    Done,
     DType,
     Executable,
     ExecutionContext,
@@ -68,19 +70,17 @@ REQUIRED = (
     "engine_predict",
 )
 
-PLANNED = ("engine_update_weights",)
+PLANNED: tuple[str, ...] = ()
 """Hooks that the core does not call yet."""
 
-LEVEL = 2
+LEVEL = 3
 """How far this contract has grown: each version of the core that adds to it has a higher number.
 
 The group's version and the level together are a contract's number: "contract 1.1". A plugin that
 needs a level says so by `BackendInfo.level`.
 """
 
-SUPPORTS = frozenset(
-    {str(flag) for flag in Capability if flag is not Capability.UPDATE_WEIGHTS} | {"observers"}
-)
+SUPPORTS = frozenset({str(flag) for flag in Capability} | {"observers", "dtypes", "quantization"})
 """What this core makes use of where a backend offers it, by name: its capabilities, and names that
 later levels add. A plugin for several cores asks here, as in `"lora" in hookspecs.SUPPORTS`."""
 
@@ -177,9 +177,31 @@ def engine_predict(
     """
 
 
+@hookspec(firstresult=True)
+def engine_predict_async(
+    context: ExecutionContext,
+    inputs: Values,
+    outputs: Values | None,
+    deadline_s: float | None,
+    done: Done,
+) -> bool:
+    """Begin a predict as engine_predict runs it, and return without waiting for its end.
+
+    context: is this predict's until `done` was called; `cancel` and the deadline hold as there.
+    inputs, outputs: are not changed, and are kept alive, until then.
+    done: to be called exactly once for each call that returned, in whatever thread, also before
+        this returns: with the values that engine_predict would return, or with the exception that
+        it would raise. The context is free before it is called. So no lock may be held: it may
+        begin the next predict.
+    Returns True. Raises what engine_predict raises where the predict does not begin; `done` is not
+    called then. Takes no thread that the runtime does not need by itself.
+    Capability: ASYNC_PREDICT. Since contract 1.3.
+    """
+
+
 # ---------------------------------------------------------------------------------- device memory
 #
-# Capability for all: DEVICE_BUFFERS. Any thread may call.
+# Capability for all but the last: DEVICE_BUFFERS. Any thread may call.
 
 
 @hookspec(firstresult=True)
@@ -210,6 +232,15 @@ def engine_order(device: Device, earlier: int, later: int | None) -> bool:
     """Make what is queued on stream `later` from now on wait for what is queued on `earlier` now.
 
     later: None makes the calling thread wait instead. Returns True.
+    """
+
+
+@hookspec(firstresult=True)
+def engine_memory(device: Device) -> DeviceMemory:
+    """Read how much memory a device has left now. Takes milliseconds; loads no model.
+
+    Raises BackendUnavailable where the device is gone. Capability: DEVICE_MEMORY. Since contract
+    1.3.
     """
 
 
@@ -254,8 +285,9 @@ def engine_update_weights(
 ) -> bool:
     """Exchange weights between two predicts, in place.
 
-    What a backend may offer for a model that is one executable. Otherwise, and by default, the
-    core holds variable weights itself: they are inputs of the graph, and an update is one pointer.
+    What a backend may offer for a model that is one executable. The core calls it there, from
+    contract 1.3 on. Otherwise the core holds variable weights itself: they are inputs of the
+    graph, and an update is one pointer.
 
     weights: new values by name; names are among `CompileOptions.variable_weights`, dtypes and
         shapes equal to the old ones. Not kept after the call.

@@ -170,6 +170,19 @@ Dim: TypeAlias = int | str | None
 """One axis: a size, the name of a symbolic size (equal names are equal sizes), or unknown."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Quantization(_Value):
+    """Real numbers that the integers of a tensor stand for: (integer - zero_point) * scale.
+
+    scale, zero_point: one number each, or one for each index of `axis`. axis: None for one number,
+    and never negative. The formula is that of ONNX's DequantizeLinear. Since contract 1.3.
+    """
+
+    scale: tuple[float, ...]
+    zero_point: tuple[int, ...] = (0,)
+    axis: int | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TensorSpec(_Value):
     """Element type and shape of one input or output of a model.
@@ -178,6 +191,8 @@ class TensorSpec(_Value):
     kind: for a sequence or an optional, `dtype` and `shape` describe the tensor inside.
     bounds: () or, for each axis, None or the inclusive range (lowest, highest) that the
         executable was compiled for; the core refuses shapes outside it by name.
+    quantization: what the integers stand for, where the model says it; the core passes integers on
+        as they are. Since contract 1.3.
     """
 
     name: str
@@ -185,6 +200,7 @@ class TensorSpec(_Value):
     shape: tuple[Dim, ...] | None
     kind: ValueKind = ValueKind.TENSOR
     bounds: tuple[tuple[int, int] | None, ...] = ()
+    quantization: Quantization | None = None
 
     def __str__(self) -> str:
         dims = "..." if self.shape is None else ", ".join(str(dim) for dim in self.shape)
@@ -222,12 +238,29 @@ class DeviceInfo(_Value):
     lacks: what the backend announces and cannot do on this device with the runtime that is
         installed: the `Capability` and why, in one line. The core then asks for it no more than
         for what is not announced.
+    dtypes: the element types of tensors that this device computes with; empty where the backend
+        does not say. A node of which an input or output has another type, constants apart, counts
+        as one of `LoadedModel.unsupported`, whatever that says. Since contract 1.3.
     """
 
     device: Device
     name: str
     memory_bytes: int | None = None
     lacks: Mapping[str, str] = field(default_factory=dict)
+    dtypes: frozenset[DType] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class DeviceMemory(_Value):
+    """Memory of a device at a moment, in bytes; None where the runtime does not tell.
+
+    free: what a process may still allocate. used: what all processes have allocated. own: what
+    this process has. Since contract 1.3.
+    """
+
+    free_bytes: int | None = None
+    used_bytes: int | None = None
+    own_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -279,6 +312,9 @@ class Capability(StrEnum):
     GRAPH_COLLECTIVES = "graph_collectives"  # compiles collective nodes: options.communicators
     FILES_IN_MEMORY = "files_in_memory"  # engine_load reads ModelSource.files
     PROFILE = "profile"  # options.profile_to, Executable.profile()
+    ASYNC_PREDICT = "async_predict"  # engine_predict_async
+    PREPARE = "prepare"  # Executable.prepare
+    DEVICE_MEMORY = "device_memory"  # engine_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -518,6 +554,12 @@ class LoadedModel(Protocol):
 # ------------------------------------------------------------------------------------ compiling
 
 
+Done: TypeAlias = Callable[["Values | None", "BaseException | None"], None]
+"""done(values, error): the end of a predict of engine_predict_async; one of the two is None.
+
+It returns quickly and does not raise. Since contract 1.3.
+"""
+
 Progress: TypeAlias = Callable[[str, int, "int | None"], None]
 """progress(phase, done, total): steps of the phase that are done; total is None while unknown.
 
@@ -616,7 +658,7 @@ class CompileOptions(_Value):
         context is opened; predicts get a deadline then. Capability: GRAPH_COLLECTIVES.
     variable_weights: initializers (or nodes holding them) that engine_update_weights may change.
         Empty where the core holds variable weights itself, as inputs of the graph, or builds a
-        model anew for each update.
+        model anew for each update. Capability: UPDATE_WEIGHTS.
     lend: the weights will be lent by engine_share_weights to other processes: "machine"; other
         executables of this process may have weights in common, and equal ones are to be in memory
         once: "process"; "" for neither. Capability: SHARE_WEIGHTS.
@@ -626,8 +668,6 @@ class CompileOptions(_Value):
         runtime writes meanwhile, which other parts of the model share: choose names of your own.
         The core removes it after the executable is closed. Capability: PROFILE.
     progress, cancel: for work that takes long; either may be None.
-
-    This version of the core leaves at its default: variable_weights.
     """
 
     device: Device
@@ -732,6 +772,12 @@ class Executable(Protocol):
     * `profile()`, where PROFILE is announced: a sequence of KernelTime, of all predicts of an
       executable that was compiled with `profile_to`. Called once, after the last predict and
       before close.
+    * `prepare(shapes, progress, cancel)`, where PREPARE is announced: do now what the first predict
+      of inputs of these shapes would otherwise do: specialise, tune, allocate. shapes: a tuple of
+      sizes for each input, by name. progress, cancel and errors: as of engine_compile. Any thread
+      may call it, also while others predict; what is prepared already returns at once. The core
+      calls it when a model is built or resized, for the sizes that are known then. Results are
+      those of a predict that nothing was prepared for, to the bit. Since contract 1.3.
     """
 
     @property

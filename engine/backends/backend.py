@@ -32,6 +32,8 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     Capability.COMPILE_CACHE: ("engine_compiled_key",),
     Capability.SHARE_WEIGHTS: ("engine_share_weights",),
     Capability.UPDATE_WEIGHTS: ("engine_update_weights",),
+    Capability.ASYNC_PREDICT: ("engine_predict_async",),
+    Capability.DEVICE_MEMORY: ("engine_memory",),
     Capability.COLLECTIVES: (
         "engine_communicator",
         "engine_allreduce",
