@@ -12,7 +12,7 @@ import engine
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < end, "it did not come to that"
         time.sleep(0.001)

@@ -31,7 +31,7 @@ def result(outputs: list[Tensor]) -> Any:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < end, "it did not come to that"
         time.sleep(0.001)

@@ -43,20 +43,20 @@ def work(runner: ModelParallelRunner, count: int, clients: int = 8) -> int:
                 elif kind == 1:
                     future = runner.submit([x], cancel=token)
                     token.cancel()
-                    wait([future], 30)
+                    wait([future], 120)
                 elif kind == 2:
                     future = runner.submit([x])
                     future.cancel()
-                    wait([future], 30)
+                    wait([future], 120)
                 elif kind == 3:
-                    runner.submit([x], timeout_s=1e-4).exception(30)
+                    runner.submit([x], timeout_s=1e-4).exception(120)
                 elif kind == 4:
                     runner.predict([x], timeout_s=1e-4)
                 else:
                     [y] = (
-                        runner.predict([x], timeout_s=30)
+                        runner.predict([x], timeout_s=120)
                         if kind == 5
-                        else runner.submit({"x": x}).result(30)
+                        else runner.submit({"x": x}).result(120)
                         if kind == 6
                         else runner.predict({"x": x}, cancel=token)
                     )
@@ -110,7 +110,7 @@ def test_what_a_signal_handler_raises_in_a_predict_arrives_and_no_slot_is_lost(
                 [y] = runner.predict([GOOD])
                 assert y.get_data_to_numpy().tolist() == (2 * GOOD + 1).tolist()
         is_over.set()
-        going_on.result(30)
+        going_on.result(120)
         assert (interrupter.lost, interrupter.unraisable) == ([], [])
         assert interrupter.raised > count / 50  # most, but on a busy machine the moments fall late
         wait_until(lambda: not runner.statistics().running and not runner.statistics().waiting)

@@ -79,7 +79,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def check_left(before: tuple[Any, ...], files: frozenset[str]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 100
     while not all(map(le, after := left(), before)) and time.monotonic() < end:
         time.sleep(0.01)
     assert after[0] <= before[0], "descriptors"

@@ -201,8 +201,8 @@ def test_a_thread_that_cannot_start_holds_up_no_later_request(make, monkeypatch)
             patch.setattr(threading.Thread, "start", fail)
             for _ in range(3):  # more than there are workers
                 with pytest.raises(RuntimeError, match="can't start"):
-                    runner.predict([rows(4)], timeout_s=30)
-        check(runner.predict([rows(4)], timeout_s=30), rows(4))
+                    runner.predict([rows(4)], timeout_s=120)
+        check(runner.predict([rows(4)], timeout_s=120), rows(4))
 
 
 @pytest.mark.usefixtures("nothing_is_left")

@@ -69,7 +69,7 @@ def kill(*processes: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 120) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it did not come to that"
