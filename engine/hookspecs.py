@@ -80,7 +80,9 @@ The group's version and the level together are a contract's number: "contract 1.
 needs a level says so by `BackendInfo.level`.
 """
 
-SUPPORTS = frozenset({str(flag) for flag in Capability} | {"observers", "dtypes", "quantization"})
+SUPPORTS = frozenset(
+    {str(flag) for flag in Capability} | {"observers", "dtypes", "quantization", "arithmetic"}
+)
 """What this core makes use of where a backend offers it, by name: its capabilities, and names that
 later levels add. A plugin for several cores asks here, as in `"lora" in hookspecs.SUPPORTS`."""
 

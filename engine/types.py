@@ -616,6 +616,18 @@ class SharedWeights(_Value):
     owner: object = None
 
 
+class Arithmetic(StrEnum):
+    """How exactly a model's floats are computed, in words of no device. Since contract 1.3.
+
+    Each allows what those before it allow, but for the two last, of which neither allows the other.
+    """
+
+    EXACT = "exact"  # each type in itself: float32 neither by TF32 nor by bfloat16 products
+    ROUNDED = "rounded"  # factors of float32 products may be rounded, their sums and range stay
+    FLOAT16 = "float16"  # float32 may be held and computed as float16
+    BFLOAT16 = "bfloat16"  # float32 may be held and computed as bfloat16
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class CompileOptions(_Value):
     """Settings of one compile.
@@ -624,6 +636,8 @@ class CompileOptions(_Value):
     precision: the API's precision_mode: "enforce_fp32" (true fp32, no faster approximation) or
         "preferred_fp16" for "cpu", "gpu" and "ascend"; for "ascend" also "preferred_fp32",
         "enforce_fp16", "enforce_origin", "preferred_optimal" and ""; "" for other device types.
+    arithmetic: the same wish for any device; None for the backend's choice. Where the user gave
+        `arithmetic` itself, `precision` is the word for it. Since contract 1.3.
     shapes: ranges to compile for, by input name; an input without one keeps its declared dims.
         A backend without DYNAMIC_SHAPES needs one with lowest = highest for every input that
         has symbolic dims, and says so in a ModelError where there is none. For a part of a model
@@ -673,6 +687,7 @@ class CompileOptions(_Value):
     device: Device
     provider: str = ""
     precision: str = ""
+    arithmetic: Arithmetic | None = None
     threads: Threads = Threads()
     shapes: Mapping[str, ShapeRange] = field(default_factory=dict)
     profiles: tuple[Mapping[str, ShapeRange], ...] = ()

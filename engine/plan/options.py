@@ -16,6 +16,7 @@ from engine.host.cpus import preferred_cores, usable_cpus
 from engine.host.threads import threads_per_worker
 from engine.options import BOOLEANS, CONSUMED, is_declared
 from engine.types import (
+    Arithmetic,
     CancelToken,
     Capability,
     CompileOptions,
@@ -178,12 +179,16 @@ class BuildOptions:
             provider = ""
         device_id = getattr(settings, "device_id", None) or _device_id(given.get("device_id", "0"))
         declared = backend.info.options
+        arithmetic, precision = _arithmetic(
+            given.get("arithmetic", ""), target.device_type, getattr(settings, "precision_mode", "")
+        )
         if self._share_workspace:
             given = {**self._workspace(backend), **given}
         return CompileOptions(
             device=Device(target.device_type, device_id),
             provider=backend.check_provider(provider),
-            precision=getattr(settings, "precision_mode", ""),
+            precision=precision,
+            arithmetic=arithmetic,
             threads=self._threads,
             shapes=shapes,
             profiles=profiles,
@@ -277,6 +282,37 @@ def _is_true(config: Mapping[str, Mapping[str, str]], section: str, key: str) ->
     if text.lower() not in BOOLEANS:
         raise ValueError(f"[{section}] {key}: expected true or false, got {text!r}")
     return BOOLEANS[text.lower()]
+
+
+_BY_PRECISION = {
+    "enforce_fp32": Arithmetic.EXACT,
+    "enforce_origin": Arithmetic.EXACT,
+    "preferred_fp32": Arithmetic.FLOAT16,  # where an operator has no float32
+    "preferred_fp16": Arithmetic.FLOAT16,
+    "enforce_fp16": Arithmetic.FLOAT16,
+    "preferred_optimal": Arithmetic.FLOAT16,
+}
+"""The API's words for the precision of one device type, in those for any device."""
+
+_EXACT = {"cpu": "enforce_fp32", "gpu": "enforce_fp32", "ascend": "enforce_origin"}
+
+
+def _arithmetic(given: str, device_type: str, precision: str) -> tuple[Arithmetic | None, str]:
+    """Return how exactly to compute, and the API's word for that on this type of device.
+
+    given: what the user said for any device, "" for nothing.
+    """
+    if not given:
+        return _BY_PRECISION.get(precision), precision
+    try:
+        arithmetic = Arithmetic(given)
+    except ValueError:
+        known = ", ".join(Arithmetic)
+        raise ValueError(f"arithmetic must be one of {known}, but got {given!r}") from None
+    if device_type not in _EXACT:
+        return arithmetic, precision
+    is_half = arithmetic is Arithmetic.FLOAT16
+    return arithmetic, "preferred_fp16" if is_half else _EXACT[device_type]
 
 
 def _device_id(text: str) -> int:

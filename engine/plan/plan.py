@@ -187,6 +187,7 @@ class Candidate(NamedTuple):
             "device": str(options.device),
             "provider": options.provider,
             "precision": options.precision,
+            "arithmetic": str(options.arithmetic),
             "options": repr(sorted(options.options.items())),
             "shapes": repr(sorted(options.shapes.items())),
             "profiles": repr([sorted(profile.items()) for profile in options.profiles]),

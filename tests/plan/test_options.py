@@ -17,7 +17,7 @@ from engine.errors import BackendUnavailable, ModelError
 from engine.formats import open_source
 from engine.options import CONSUMED
 from engine.plan import BuildOptions, Targets, build_plan
-from engine.types import Device, ShapeRange
+from engine.types import Arithmetic, Device, ShapeRange
 from engine_testing import models
 
 Install = Callable[..., ModuleType]
@@ -56,6 +56,43 @@ def test_the_rank_is_the_jobs_whatever_the_target(
         monkeypatch.setenv("ENGINE_TARGET", "noting")
 
 
+@pytest.mark.parametrize(
+    ("mode", "section", "expected"),
+    [
+        ("", {}, (Arithmetic.EXACT, "enforce_fp32")),
+        ("preferred_fp16", {}, (Arithmetic.FLOAT16, "preferred_fp16")),
+        ("", {"arithmetic": "float16"}, (Arithmetic.FLOAT16, "preferred_fp16")),
+        ("preferred_fp16", {"arithmetic": "exact"}, (Arithmetic.EXACT, "enforce_fp32")),
+        ("preferred_fp16", {"arithmetic": "rounded"}, (Arithmetic.ROUNDED, "enforce_fp32")),
+        ("", {"arithmetic": "bfloat16"}, (Arithmetic.BFLOAT16, "enforce_fp32")),
+    ],
+)
+def test_how_exactly_to_compute_comes_in_words_of_any_device_and_of_this_one(
+    noting: ModuleType,
+    tmp_path: Path,
+    mode: str,
+    section: dict[str, str],
+    expected: tuple[Arithmetic, str],
+) -> None:
+    context = engine.Context()
+    context.target = ["noting"]
+    if mode:
+        context.gpu.precision_mode = mode  # type: ignore[assignment]
+    config = {"noting_context": section}
+    build_plan(open_source(models.affine(tmp_path)), Targets(BuildOptions(context, config)))
+    given = noting.given[-1]
+    assert (given.arithmetic, given.precision) == expected
+    assert "arithmetic" not in given.options
+
+
+def test_an_unknown_word_for_how_exactly_to_compute_is_refused(
+    noting: ModuleType, tmp_path: Path
+) -> None:
+    config = {"noting_context": {"arithmetic": "fp16"}}
+    with pytest.raises(ValueError, match=r"one of exact, rounded, float16, bfloat16, .*'fp16'"):
+        plan_of(models.affine(tmp_path), ["noting"], config=config)
+
+
 def test_the_device_is_that_of_the_backends_section(noting: ModuleType, tmp_path: Path) -> None:
     config = {"noting_context": {"device_id": "2"}}
     plan = plan_of(models.affine(tmp_path), ["noting"], config)
@@ -66,6 +103,7 @@ def test_keys_of_the_core_reach_no_backend(noting: ModuleType, tmp_path: Path) -
     values = {
         **dict.fromkeys(CONSUMED, "1"),
         "provider": "reference",
+        "arithmetic": "exact",
         "input_shape": "x:[-1,3]",
         "dynamic_dims": "[1~4],[5~8]",
         "opt_dims": "[2],[6]",

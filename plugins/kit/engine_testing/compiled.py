@@ -14,6 +14,7 @@ import pytest
 
 from engine.errors import CompiledFormError, EngineError
 from engine.types import (
+    Arithmetic,
     CancelToken,
     Capability,
     CompileOptions,
@@ -216,6 +217,7 @@ def _variants(trial: Trial) -> dict[str, dict[str, Any]]:
     other = "preferred_fp16" if trial.device.type in ("cpu", "gpu", "ascend") else "any"
     return {
         "precision": {"precision": other},
+        "arithmetic": {"arithmetic": Arithmetic.BFLOAT16},
         "threads": {"threads": Threads(intra_op=2)},
         "lowest shape": {"shapes": {"x": ShapeRange((1, 3), (2, 3), (2, 3))}},
         "highest shape": {"shapes": {"x": ShapeRange((2, 3), (2, 3), (4, 3))}},

@@ -15,6 +15,7 @@ run first: mend the first failure before you read the next.
 
 from __future__ import annotations
 
+from engine_testing.arithmetic import Words
 from engine_testing.compiled import CompiledForms
 from engine_testing.contexts import Contexts
 from engine_testing.device_values import DeviceValues
@@ -60,6 +61,7 @@ class BackendConformance(
     Buffers,
     Inputs,
     Results,
+    Words,
     Numerics,
     Semantics,
     Manifest,

@@ -47,6 +47,8 @@ _SENTENCES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
      ("test_sums_of_products_are_as_precise_as_float32",
       "test_arithmetic_is_as_precise_as_float32",
       "test_weights_stored_as_int8_are_computed_in_float")),
+    ("Arithmetic", "How exactly a model's floats are computed, in words of no device.",
+     ("test_results_are_as_exact_as_asked_for",)),
     ("types", "float8, bfloat16, int4 and the like use ml_dtypes' dtypes, strings numpy's object "
      "dtype holding `str`.",
      ("test_bfloat16_arrives_to_the_last_bit_or_is_refused", "test_text_arrives_as_str",

@@ -20,6 +20,7 @@ from engine.errors import ModelError
 from engine.formats import open_source
 from engine.host.child import command, environment
 from engine.types import (
+    Arithmetic,
     Capability,
     CompileOptions,
     Executable,
@@ -109,7 +110,10 @@ class Trial:
     def options(self, **changes: Any) -> CompileOptions:
         """Return the options that a user without a wish gives, with changes."""
         precision = "enforce_fp32" if self.device.type in ("cpu", "gpu") else ""
-        return replace(CompileOptions(device=self.device, precision=precision), **changes)
+        options = CompileOptions(
+            device=self.device, precision=precision, arithmetic=Arithmetic.EXACT
+        )
+        return replace(options, **changes)
 
     def source(self, model: Maker | ModelSource) -> ModelSource:
         """Return a model as the core hands it to a backend."""

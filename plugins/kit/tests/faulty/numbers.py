@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import DeadlineExceeded
+from engine.types import Arithmetic
 from faulty import Context, Faulty, caught_by
 from faulty.answers import Changes
 
@@ -58,6 +59,22 @@ class RoundsQuantaDown(Changes):
             quantum = context.inner._executable.inner.evaluator.rt_inits_["ys"]
             return [results[0] - quantum]
         return results
+
+
+@caught_by("test_results_are_as_exact_as_asked_for", says="arithmetic 'rounded': off by")
+class TakesRoundedForFloat16(Faulty):
+    """Rounded factors have float32's range, float16 has not."""
+
+    def compile(self, loaded, options):
+        executable = super().compile(loaded, options)
+        executable.notes["is_half"] = options.arithmetic not in (None, Arithmetic.EXACT)
+        return executable
+
+    def predict(self, context, inputs, outputs, deadline_s):
+        if context.executable.notes["is_half"]:
+            with np.errstate(over="ignore"):
+                inputs = [x.astype(np.float16).astype(x.dtype) for x in inputs]
+        return super().predict(context, inputs, outputs, deadline_s)
 
 
 @caught_by("test_casts_to_small_types_are_right_or_refused", says="are wrong")
