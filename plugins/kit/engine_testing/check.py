@@ -31,6 +31,7 @@ LEVELS = (
     "manifest",
     "semantics",
     "numerics",
+    "arithmetic",
     "ownership",
     "errors",
     "lifecycle",
@@ -95,8 +96,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Return whether no test failed."""
-        return not self.of(Outcome.FAILED)
+        """Return whether no test failed, and there was a device to run them on."""
+        return self.record.state is BackendState.READY and not self.of(Outcome.FAILED)
 
     def of(self, outcome: Outcome) -> list[Result]:
         """Return the results with one outcome."""

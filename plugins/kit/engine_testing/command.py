@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.backends import find_target, installed
+from engine.backends import BackendState, find_target, installed
 from engine.cli import options
 from engine.cli.build import require_timeout
 from engine.cli.commands import Argument, Command, EnumChoice
@@ -40,6 +40,7 @@ Levels:
   manifest       what the backend says of itself, and what importing it costs
   semantics      the right answers, whatever the types, shapes and values
   numerics       quantized and small numbers, whole graphs and their parts
+  arithmetic     as exact as the user asks for
   ownership      who owns which memory, and when it may change
   errors         what cannot be done is refused with the right error
   lifecycle      loading, compiling, opening and closing; what is reported,
@@ -64,6 +65,7 @@ Models:
               targets together; outputs against the first of these alone
   --models    the same with the files of a folder; without --with the backend
               runs them alone, against onnx's reference evaluator
+  "elsewhere": the outputs agree, but no node ran on the backend.
   Inputs are random, and tolerances are those of engine compare.
 
 \b
@@ -363,6 +365,8 @@ def _print(report: Report) -> None:
         if report.of(outcome) or outcome is Outcome.PASSED
     )
     line(f"{plain(report.record.name)}: {counts} in {report.seconds:.1f} s")
+    if report.record.state is BackendState.NO_DEVICE:
+        line(f"not tested, without a device: {plain(str(report.record))}")
 
 
 def _heading(outcome: Outcome, count: int = 0) -> str:

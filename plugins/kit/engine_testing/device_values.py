@@ -161,6 +161,18 @@ class DeviceValues(Level):
             assert results[0] is buffer, "the given buffer was not returned itself"
             self.assert_close(memory.get(buffer), 2 * row(start) + 1)
 
+    def test_a_buffer_may_have_another_shape_than_it_was_made_with(
+        self, trial: Trial, memory: Memory
+    ) -> None:
+        """The memory says how many elements there are, the DeviceBuffer in which shape."""
+        x = np.arange(6, dtype=np.float32).reshape(2, 3)
+        running = trial.open(models.moved, x)
+        for made in ((3, 2), (6,), (2, 3)):
+            value = replace(memory.put(x.reshape(made)), shape=(2, 3))
+            buffer = replace(memory.put(np.full(made, -1, np.float32)), shape=(3, 2))
+            running.predict(value, outputs=[buffer])
+            self.assert_close(memory.get(buffer), np.ascontiguousarray(x.T))
+
     def test_outputs_are_allocated_on_the_device_that_is_named(
         self, trial: Trial, memory: Memory
     ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from engine.types import ModelSource
+from engine.types import ModelSource, NodeInfo
 from engine_testing.duties import DUTIES, NEVER_A_GAP
 
 OPERATOR = "op:"
@@ -24,7 +24,12 @@ class sometimes(str):  # read as a word: {"test_x": sometimes("why")}
 def operators_of(source: ModelSource) -> set[str]:
     """Return the operators of a model's main graph; those of other domains with their domain."""
     nodes = source.graph.nodes if source.graph is not None else ()
-    return {f"{node.domain}.{node.op_type}".lstrip(".") for node in nodes}
+    return set(map(operator_of, nodes))
+
+
+def operator_of(node: NodeInfo) -> str:
+    """Return a node's operator; with its domain where that is not ONNX's own."""
+    return f"{node.domain}.{node.op_type}".lstrip(".")
 
 
 def operator_gap(
@@ -43,24 +48,21 @@ def explain(error: BaseException, case: str, capability: str, operators: Collect
     """Add notes to what a test of the kit raised: the contract's sentence, how to declare a gap.
 
     case: the test's name with its parameter. capability: what it needs, "" for none. operators:
-    those of the models that it has opened.
+    those that the backend refused, or else those of the models that it has opened.
     """
     test = case.partition("[")[0]
     if test in DUTIES:
         where, sentence = DUTIES[test]
         error.add_note(f'the contract, {where}: "{sentence}"')
-    if test in NEVER_A_GAP:
+    refused = type(error).__name__ == "ModelError" and bool(operators)
+    if test in NEVER_A_GAP and not refused:
         error.add_note("this cannot be declared: results would be wrong, and nobody would know")
         return
-    ways = [f'gaps = {{"{case}": "why"}}']
-    rare = sorted({*operators} - COMMON)
-    if rare and type(error).__name__ == "ModelError":
-        ways.append(" or ".join(f'gaps = {{"{OPERATOR}{name}": "why"}}' for name in rare))
+    ways = [] if test in NEVER_A_GAP else [f'gaps = {{"{case}": "why"}}']
+    if refused:
+        names = sorted(operators)
+        ways.append(" or ".join(f'gaps = {{"{OPERATOR}{name}": "why"}}' for name in names))
     if capability:
         ways.append(f"leave {capability!r} out of BackendInfo.capabilities, or name it in "
                     f"DeviceInfo.lacks")  # fmt: skip
     error.add_note(f"where the runtime cannot do it: {'; or '.join(ways)}")
-
-
-COMMON = {"Add", "Identity", "MatMul", "Mul", "Relu", "Sub", "Transpose"}
-"""Operators of most models of the kit: a runtime without them is of no use."""

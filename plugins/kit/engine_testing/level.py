@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from engine.backends import Backend, BackendState, doors, open_backend, record
-from engine.errors import ModelError
+from engine.errors import EngineError, ModelError
 from engine.formats import open_source
 from engine.host.child import command, environment
 from engine.types import (
@@ -33,7 +33,7 @@ from engine.types import (
 )
 from engine_testing import models
 from engine_testing.duties import NEVER_A_GAP
-from engine_testing.gaps import explain, operator_gap, operators_of
+from engine_testing.gaps import explain, operator_gap, operator_of, operators_of
 from engine_testing.gaps import sometimes as sometimes
 from engine_testing.making import floats as floats
 
@@ -138,14 +138,31 @@ class Trial:
     def build(self, source: ModelSource, options: CompileOptions) -> Executable:
         """Load and compile, and let go of the loaded model; the caller closes the executable."""
         loaded = self.backend.load(source, options)
-        nodes = source.graph.nodes if source.graph is not None else ()
-        self.reported |= {nodes[index].op_type for index in loaded.unsupported}
+        self._report(source, loaded)
         try:
             executable = self.backend.compile(loaded, options)
         finally:
             loaded.close()
         self.compiled |= operators_of(source)
         return executable
+
+    def refused(self) -> set[str]:
+        """Return the operators of nodes that the backend reports, of all models of this test.
+
+        Those that the test opened through `engine.Model` are loaded once more for that.
+        """
+        if not self.opened:
+            for path in sorted(self.folder.rglob("*.onnx")):
+                with suppress(EngineError, ValueError):
+                    source = open_source(str(path))
+                    loaded = self.backend.load(source, self.options())
+                    self._report(source, loaded)
+                    loaded.close()
+        return self.reported
+
+    def _report(self, source: ModelSource, loaded: LoadedModel) -> None:
+        nodes = source.graph.nodes if source.graph is not None else ()
+        self.reported |= {operator_of(nodes[index]) for index in loaded.unsupported}
 
     def open(self, model: Maker | ModelSource, *inputs: Array, **changes: Any) -> Running:
         """Compile a model and open a context."""
@@ -294,12 +311,16 @@ def _explaining(test: Callable[..., None]) -> Callable[..., None]:
         try:
             test(self, **arguments)
         except (Exception, pytest.fail.Exception) as error:
-            test_name = self.case.partition("[")[0]
-            if trial is not None and isinstance(error, ModelError) and test_name not in NEVER_A_GAP:
-                gap = operator_gap(self.gaps, trial.opened, trial.reported)
+            refused: set[str] = set()
+            if trial is not None and isinstance(error, ModelError):
+                refused = trial.refused()
+                test_name = self.case.partition("[")[0]
+                # Of a model that was refused as a whole nothing ran, so no result can be wrong.
+                declarable = refused if test_name in NEVER_A_GAP else trial.opened | refused
+                gap = operator_gap(self.gaps, declarable, refused)
                 if gap:
                     pytest.xfail(f"{gap}: {self.gaps[gap]}")
-            explain(error, self.case, self.needed, trial.opened if trial is not None else ())
+            explain(error, self.case, self.needed, refused or (trial.opened if trial else ()))
             raise
         gap = operator_gap(self.gaps, trial.compiled) if trial is not None else ""
         assert not gap or isinstance(self.gaps[gap], sometimes), (

@@ -32,6 +32,7 @@ class Status(StrEnum):
     """The outcome of a model."""
 
     WITHIN = "within"  # all outputs are those of the other target, within its tolerances
+    ELSEWHERE = "elsewhere"  # the same, but no node ran on the backend: it says nothing of it
     REFUSED = "refused"  # an error of the engine says why the model is not taken, by either side
     DIFFERS = "differs"  # it ran, and something else came out
     FAILED = "failed"  # any other exception
@@ -133,7 +134,7 @@ def compare_model(targets: tuple[str, ...], other: str, path: Path) -> ModelResu
         return ModelResult(name=path.name, status=Status.DIFFERS, reason=str(error), nodes=nodes)
     return ModelResult(
         name=path.name,
-        status=Status.WITHIN if found.is_within else Status.DIFFERS,
+        status=_verdict(found, nodes[targets[0]] > 0),
         reason=_reason(found),
         outputs=found.outputs,
         nodes=nodes,
@@ -141,6 +142,12 @@ def compare_model(targets: tuple[str, ...], other: str, path: Path) -> ModelResu
         predict_s=predict_s,
         other_predict_s=other_s,
     )
+
+
+def _verdict(found: Comparison, took_part: bool) -> Status:
+    if not found.is_within:
+        return Status.DIFFERS
+    return Status.WITHIN if took_part else Status.ELSEWHERE
 
 
 def _status_of(error: Exception) -> Status:

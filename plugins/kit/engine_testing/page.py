@@ -84,7 +84,7 @@ def _models(title: str, found: Mapping[str, Any]) -> str:
     rows = [
         (
             model["name"],
-            _Marked(model["status"], model["status"] in ("within", "refused")),
+            _Marked(model["status"], model["status"] in ("within", "elsewhere", "refused")),
             ", ".join(f"{name} {count}" for name, count in model["nodes"].items()),
             "; ".join(f"{output['name']} {_error(output)}" for output in model["outputs"]),
             f"{1000 * model['predict_s']:.2f} ms" if model["predict_s"] else "",

@@ -105,14 +105,14 @@ def engine_load(source: ModelSource, options: CompileOptions) -> MyModel:
         raise ModelError(
             f"{source.name}: not a valid ONNX model: {one_line(error)}", path
         ) from error
-    for spec in (*graph.inputs, *graph.outputs):
-        if spec.kind is not ValueKind.TENSOR:
-            raise ModelError(f"{source.name}: {spec.name!r} is {spec}; only tensors run here", path)
-    unsupported = {
-        node.index: f"no implementation of {node.op_type!r}"
-        for node in graph.nodes
-        if node.op_type in refused or not onnx.defs.has(node.op_type, node.domain)
-    }
+    specs = (*graph.inputs, *graph.outputs)
+    others = {spec.name for spec in specs if spec.kind is not ValueKind.TENSOR}
+    unsupported = {}  # another backend may run these nodes: the file is not wrong
+    for node in graph.nodes:
+        if node.op_type in refused or not onnx.defs.has(node.op_type, node.domain):
+            unsupported[node.index] = f"no implementation of {node.op_type!r}"
+        elif others.intersection((*node.inputs, *node.outputs)):
+            unsupported[node.index] = "only tensors run here"
     return MyModel(source.name, graph, proto, unsupported)
 
 
