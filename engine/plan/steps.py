@@ -35,6 +35,7 @@ from engine.plan.workspace import (
     overwritten,
     owned,
 )
+from engine.tensor.description import canonical
 from engine.types import (
     Capability,
     Device,
@@ -190,6 +191,7 @@ class SegmentedContext:
         for index, (number, result) in enumerate(zip(step.writes, results)):
             buffer = given[index] if given is not None else None
             if buffer is None or isinstance(buffer, Device):
+                result = canonical(result) if type(result) is np.ndarray else result
                 values[number] = result
             elif result is not buffer:
                 spec = self._flow.segments[step.index].executable.outputs[index]

@@ -40,6 +40,7 @@ from engine.host.interrupts import raised_by_handler
 from engine.reference.global_max_pool import GlobalMaxPool
 from engine.reference.loop import Loop
 from engine.reference.lrn import LRN
+from engine.reference.older import implementation
 from engine.reference.optional import Optional
 from engine.reference.stopping import Stopped, Stopper
 from engine.reference.timing import Stopwatch
@@ -88,6 +89,8 @@ class Evaluator(ReferenceEvaluator):
             return _OWN[node.op_type]
         if (node.op_type, node.domain) == ("DequantizeLinear", "") and self.opsets[""] < 19:
             return DequantizeLinear_25  # onnx 1.23 has none for these, of which it is a superset
+        if not node.domain and (older := implementation(node, self.opsets[""])) is not None:
+            return older
         return super()._load_impl(node, input_types)
 
     def _log(self, level: int, pattern: str, *args: Any) -> None:
@@ -416,7 +419,9 @@ def _own(result: Any, spec: TensorSpec) -> Value:
             f"output {spec.name!r} is declared {spec}, but onnx's reference evaluator gives it "
             f"shape {list(np.shape(result))}"
         )
-    return np.array(result, dtype=spec.dtype.numpy, order="C")
+    dtype = spec.dtype.numpy
+    # A view, because numpy keeps its other int64 where it is to copy as int64.
+    return np.array(result, dtype=dtype, order="C").view(dtype)
 
 
 def _is_overwritten(result: Any, buffers: Values) -> bool:

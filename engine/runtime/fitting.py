@@ -19,7 +19,7 @@ from engine.runtime.descriptions import known_shape
 from engine.runtime.signature import listed
 from engine.runtime.sizes import size_of, warn_of_sizes, with_sizes
 from engine.tensor import Tensor
-from engine.tensor.description import Array, plain
+from engine.tensor.description import Array, canonical, plain
 from engine.tensor.enums import DataType
 from engine.tensor.values import value_of
 from engine.types import Device, DeviceBuffer, Dim, DType, TensorSpec, ValueKind
@@ -226,7 +226,7 @@ def _array(
     shape = known_shape(spec.shape)
     if array.ndim == 1 and shape is not None and array.size == prod(shape):
         array = array.reshape(shape)  # as np.fromfile gives it: only its size counts
-    return plain(array)
+    return canonical(plain(array))
 
 
 def _on_device(

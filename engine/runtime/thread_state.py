@@ -29,7 +29,7 @@ from engine.host.imports import ready
 from engine.host.interrupts import raised_by_handler
 from engine.runtime.descriptions import description_for
 from engine.tensor import Tensor
-from engine.tensor.description import Array
+from engine.tensor.description import Array, canonical
 from engine.tensor.values import are_unchanged, as_expected, description_of, store, value_of
 from engine.types import CancelToken, Capability, Device, DeviceBuffer
 
@@ -188,7 +188,7 @@ class ThreadState:
     def _reachable(self, entry: Any) -> Any:
         """Return what the plan can fill: host arrays, and what is on its own devices."""
         if entry is None or isinstance(entry, np.ndarray):
-            return entry
+            return entry if entry is None else canonical(entry)
         device = entry if isinstance(entry, Device) else entry.device
         return entry if device in self.plan.devices else None
 

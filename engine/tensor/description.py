@@ -75,6 +75,22 @@ def array_of(item: object) -> str:
     return " numpy.asarray(...) gives an array of it" if hasattr(type(item), "__array__") else ""
 
 
+# By number: numpy's integers of the same size under another name ("long long" beside "long"), and
+# the dtype that runtimes know, which most of them compare by its number.
+_TWINS = {
+    np.dtype(char).num: known
+    for char in "lqLQ"
+    for known in map(np.dtype, ("int32", "int64", "uint32", "uint64"))
+    if np.dtype(char) == known and np.dtype(char).num != known.num
+}
+
+
+def canonical(array: Array) -> Array:
+    """Return an array with the dtype that numpy's own names stand for: itself, or a view."""
+    known = _TWINS.get(array.dtype.num)
+    return array if known is None else array.view(known)
+
+
 def plain(array: Array) -> Array:
     """Return an array that a runtime can read as it lies in memory: itself, or a copy."""
     dtype = array.dtype

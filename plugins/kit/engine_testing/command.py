@@ -41,6 +41,8 @@ Levels:
   semantics      the right answers, whatever the types, shapes and values
   numerics       quantized and small numbers, whole graphs and their parts
   arithmetic     as exact as the user asks for
+  meanings       operators as ONNX defines them: old operator sets, integers,
+                 NaN, indices
   ownership      who owns which memory, and when it may change
   errors         what cannot be done is refused with the right error
   lifecycle      loading, compiling, opening and closing; what is reported,
@@ -51,6 +53,7 @@ Levels:
   threads        threads, deadlines, cancelling, and the users' view
   contexts       contexts that share memory, are cancelled, let go of arrays
   compiled       compiled forms: the same model, damaged ones, keys
+  groups         nodes that run only together, and the least size of a segment
   device_values  memory of the device, copies, streams
   profile        times of kernels
   weights        weights that are exchanged between two predicts

@@ -22,8 +22,10 @@ from engine_testing.device_values import DeviceValues
 from engine_testing.duties import NEVER_A_GAP
 from engine_testing.errors import Errors
 from engine_testing.gaps import ANY_OPERATOR, OPERATOR
+from engine_testing.groups import Groups
 from engine_testing.lifecycle import Leaks, LifeCycle, Reports
 from engine_testing.manifest import Manifest
+from engine_testing.meanings import Meanings
 from engine_testing.numerics import Numerics
 from engine_testing.ownership import Buffers, Inputs, Results
 from engine_testing.process import Process
@@ -48,6 +50,7 @@ class BackendConformance(
     Weights,
     Profiles,
     DeviceValues,
+    Groups,
     CompiledForms,
     Contexts,
     UsersView,
@@ -61,6 +64,7 @@ class BackendConformance(
     Buffers,
     Inputs,
     Results,
+    Meanings,
     Words,
     Numerics,
     Semantics,

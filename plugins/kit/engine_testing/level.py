@@ -36,6 +36,7 @@ from engine_testing.duties import NEVER_A_GAP
 from engine_testing.gaps import explain, operator_gap, operator_of, operators_of
 from engine_testing.gaps import sometimes as sometimes
 from engine_testing.making import floats as floats
+from engine_testing.making import longs as longs
 
 Array: TypeAlias = npt.NDArray[Any]
 Maker: TypeAlias = Callable[[Path], Path]
@@ -168,7 +169,7 @@ class Trial:
         """Compile a model and open a context."""
         return self.context(self.compile(model, *inputs, **changes))
 
-    def open_or_skip(self, model: Maker, *inputs: Array) -> Running:
+    def open_or_skip(self, model: Maker | ModelSource, *inputs: Array) -> Running:
         """Open a model that a backend need not take; refused before it runs, it skips the test."""
         try:
             return self.open(model, *inputs)

@@ -284,6 +284,27 @@ def mismatched(folder: Path) -> Path:
     return graph(folder, "mismatched", text, {"weight": np.ones((4, 5), np.float32)}, valid=False)
 
 
+def around_unknown(folder: Path) -> Path:
+    """y = relu(c - 1) + 2x with c = Frobnicate(4x), node 2, of domain "example.unknown".
+
+    x float32[n]; 6 nodes, of which three come after the unknown one.
+    """
+    text = """(float[n] x) => (float[n] y) {
+        twice = Add (x, x)
+        b = Mul (twice, two)
+        [odd_one] c = example.unknown.Frobnicate (b)
+        less = Sub (c, one)
+        above = Relu (less)
+        y = Add (above, twice)
+    }"""
+    constants = {"two": floats([2]), "one": floats([1])}
+    path = graph(folder, "around_unknown", text, constants, domains={"example.unknown": 1})
+    model = onnx.load(path)
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("c", TensorProto.FLOAT, ["n"]))
+    onnx.save(model, path)
+    return path
+
+
 def unknown_operator(folder: Path) -> Path:
     """y = Frobnicate(2x), x float32[n]: node 1, "odd_one", is of domain "example.unknown"."""
     text = """(float[n] x) => (float[n] y) {

@@ -36,7 +36,14 @@ FILES = {
     "tox.ini": "tox.ini",
     **{
         f"docs/{page}.md": f"docs/{page}.md"
-        for page in ("first_backend", "packaging", "reference", "testing", "versions")
+        for page in (
+            "first_backend",
+            "other_runtimes",
+            "packaging",
+            "reference",
+            "testing",
+            "versions",
+        )
     },
 }
 """The file of the template that each file of the repository comes from; "" for an empty one.

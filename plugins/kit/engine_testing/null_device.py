@@ -56,8 +56,13 @@ OPTIONS: Mapping[str, Option] = {
         lowest=0,
         default="0",
     ),
+    "together": Option(text="operators whose nodes run only together, for example Mul,Add"),
+    "least_nodes": Option(
+        text="how many nodes a segment has at least", type=int, lowest=1, default="1"
+    ),
 }
 ALSO = {
+    Capability.NODE_GROUPS,
     Capability.DEVICE_BUFFERS,
     Capability.COMPILE_CACHE,
     Capability.SHARE_WORKSPACE,
@@ -80,16 +85,16 @@ def engine_backend() -> BackendInfo:
 @hookimpl
 def engine_load(source: ModelSource, options: CompileOptions) -> LoadedModel:
     """Read a model or its compiled form; write that where the core asks for it."""
-    from engine_testing.null_run import read_compiled, write_compiled
+    from engine_testing.null_run import read_compiled, with_groups, write_compiled
 
-    parsed(options.options, OPTIONS)  # all of them are checked, before the file is read
+    settings = parsed(options.options, OPTIONS)  # all are checked, before the file is read
     own = {name: value for name, value in options.options.items() if name in _null.OPTIONS}
     if source.compiled is not None:
         source = read_compiled(source)
     loaded = _null.engine_load(source, replace(options, options=own))
     if options.save_to is not None and not source.is_secret:
         write_compiled(options.save_to, loaded)
-    return loaded
+    return with_groups(loaded, settings["together"], settings["least_nodes"])
 
 
 @hookimpl

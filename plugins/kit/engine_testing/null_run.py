@@ -25,6 +25,7 @@ from engine.types import (
     KernelTime,
     MemoryReport,
     ModelSource,
+    NodeGroups,
     Placement,
     TensorSpec,
     Value,
@@ -60,6 +61,22 @@ def read_compiled(source: ModelSource) -> ModelSource:
     if hashlib.sha256(data).hexdigest() != digest:
         raise CompiledFormError(f"{source.compiled}: {_MODEL} is not what was written there")
     return replace(source, data=data, folder=None, files={})
+
+
+# ----------------------------------------------------------------------------------------- groups
+
+
+def with_groups(loaded: EvaluatorModel, together: str, least_nodes: int) -> EvaluatorModel:
+    """Give a loaded model its groups: one, of the nodes of these operators that run here."""
+    operators = {name.strip() for name in together.split(",")}
+    group = frozenset(
+        node.index
+        for node in loaded.graph.nodes
+        if node.op_type in operators and node.index not in loaded.unsupported
+    )
+    given: Any = loaded  # the evaluator's own model has none
+    given.groups = NodeGroups(together=(group,) if group else (), least_nodes=least_nodes)
+    return loaded
 
 
 # ------------------------------------------------------------------------------------- executable

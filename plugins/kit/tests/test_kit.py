@@ -263,9 +263,9 @@ def test_the_simplest_tests_come_first(order: list[str]) -> None:
     tests = [name.partition("[")[0] for name in order]
     modules = [getattr(BackendConformance, test).__module__.rpartition(".")[2] for test in tests]
     assert [module for module, _ in itertools.groupby(modules)] == [
-        "manifest", "semantics", "numerics", "arithmetic", "ownership", "errors", "lifecycle",
-        "settings", "process", "threads", "contexts", "compiled", "device_values", "profile",
-        "weights", "sharing", "ranks", "speed", "lifecycle", "conformance",
+        "manifest", "semantics", "numerics", "arithmetic", "meanings", "ownership", "errors",
+        "lifecycle", "settings", "process", "threads", "contexts", "compiled", "groups", "device_values",
+        "profile", "weights", "sharing", "ranks", "speed", "lifecycle", "conformance",
     ]  # fmt: skip
     assert tests[0] == "test_the_manifest_says_who_the_backend_is"
     leaks = [test for test in tests if "leave_no_files" in test]

@@ -94,7 +94,7 @@ def test_the_readme_links_every_page() -> None:
     files = render("my_runtime")
     linked = set(re.findall(r"\]\((docs/\w+\.md)", files["README.md"]))
     assert linked == {path for path in files if path.startswith("docs/")}
-    assert len(linked) == 5
+    assert len(linked) == 6
 
 
 def test_a_plugin_of_any_core_of_this_contract_is_made() -> None:

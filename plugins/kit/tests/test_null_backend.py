@@ -92,3 +92,42 @@ def test_a_buffer_over_an_input_that_is_an_output_too_is_filled_last(
         model.predict([array], [engine.Tensor(array), engine.Tensor(other)])
     np.testing.assert_array_equal(array, [0, -1, -2, -3])
     np.testing.assert_array_equal(other, [0, 1, 2, 3])
+
+
+def _refusing(null_backend: str, **options: str) -> tuple[list[str], dict[str, dict[str, str]]]:
+    """The targets and settings of a model whose Sub goes to the backend `reference`."""
+    pytest.importorskip("engine_cpu", reason="needs a second backend")
+    config = {"null_context": {"unsupported_ops": "Sub", **options}}
+    return [null_backend, "reference"], config
+
+
+def _placed(tmp_path: Path, targets: list[str], config: dict[str, dict[str, str]]) -> str:
+    text = """(float[n] x) => (float[n] y) {
+        a = Mul (x, x)
+        b = Sub (a, x)
+        c = Abs (b)
+        d = Neg (c)
+        y = Mul (d, x)
+    }"""
+    x = np.array([-2, 0, 3], np.float32)
+    with engine.load(graph(tmp_path, "grouped", text), target=targets, config=config) as model:
+        np.testing.assert_array_equal(model(x=x)["y"], -abs(x * x - x) * x)
+        return " ".join(placed.backend for placed in model.placement)
+
+
+@pytest.mark.parametrize(
+    ("options", "placed"),
+    [
+        ({}, "null reference null null null"),
+        ({"together": "Abs, Neg"}, "null reference null null null"),
+        # The first and the last are in other segments.
+        ({"together": "Mul"}, "reference reference null null reference"),
+        ({"least_nodes": "2"}, "reference reference null null null"),
+        ({"least_nodes": "4"}, "reference reference reference reference reference"),
+    ],
+)
+def test_operators_can_be_declared_to_run_together(
+    options: dict[str, str], placed: str, null_backend: str, tmp_path: Path
+) -> None:
+    targets, config = _refusing(null_backend, **options)
+    assert _placed(tmp_path, targets, config) == placed

@@ -1,7 +1,10 @@
 """onnx's suite catches what is wrong, and what is right passes it."""
 
+import importlib
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -265,6 +268,39 @@ def test_a_worker_that_ends_says_its_last_words() -> None:
     assert str(died) == "crashed with SIGABRT"
     [(_, died)] = each(int, ["seven"], workers=1, limit_s=60)
     assert "ended with status 1 (ValueError: invalid literal" in str(died)
+
+
+SCRIPT = """
+from functools import partial
+from engine_testing.onnx_suite.pool import each
+
+def double(x, y=0):
+    return 2 * x
+
+list(each({function}, range(3), workers=1, limit_s=60))
+"""
+
+
+@pytest.mark.parametrize("function", ["double", "partial(double, y=1)"])
+def test_a_function_of_a_script_is_refused_before_a_worker_starts(function: str) -> None:
+    words = [sys.executable, "-c", SCRIPT.format(function=function)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ValueError: function 'double' is defined in the script that runs, where no other process "
+        "finds it; put it into a module of its own, and import it from there"
+    )
+
+
+def test_a_function_that_no_worker_can_import_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text("def double(x):\n    return 2 * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    double = importlib.import_module("only_here").double
+    (tmp_path / "only_here.py").unlink()
+    with pytest.raises(ImportError, match=r"could not import function 'double': .*only_here"):
+        list(each(double, range(3), workers=2, limit_s=60))
 
 
 def test_a_backend_that_is_not_there_is_an_error_not_two_thousand_failures(

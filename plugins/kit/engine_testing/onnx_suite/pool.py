@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -29,7 +30,10 @@ def each(
     function, items and answers must be picklable; the function by its module's name.
     workers: processes at once, each used for many items until it dies.
     limit_s: seconds for one item; the start of a process does not count.
+    Raises ValueError for a function of a script, which has no module that a worker could import,
+    and ImportError where the first worker ends before it has imported the function.
     """
+    _require_module(function)
     rest = deque(items)
     started: set[Worker] = set()  # those that have imported the function
     idle = [_start(function) for _ in range(workers)]
@@ -51,6 +55,10 @@ def each(
                     try:
                         answer = worker.receive()
                     except Ended as error:
+                        if not started:  # the next ones would end as soon, one for each item
+                            raise ImportError(
+                                f"a worker process could not import {_name(function)}: {error}"
+                            ) from error
                         answer = Died(str(error))
                     if answer is _READY:
                         started.add(worker)
@@ -69,6 +77,20 @@ def each(
     finally:
         for worker in (*idle, *busy):
             worker.close()
+
+
+def _require_module(function: Callable[..., Any]) -> None:
+    while isinstance(function, partial):
+        function = function.func
+    if getattr(function, "__module__", "") in ("__main__", "__mp_main__"):
+        raise ValueError(
+            f"{_name(function)} is defined in the script that runs, where no other process finds "
+            "it; put it into a module of its own, and import it from there"
+        )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"function {getattr(function, '__qualname__', repr(function))!r}"
 
 
 def _start(function: Callable[[Any], Any]) -> Worker:

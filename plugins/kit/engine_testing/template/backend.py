@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -37,6 +38,12 @@ DEVICE = Device(NAME, 0)
 OPTIONS: Mapping[str, Option] = {
     "unsupported_ops": Option(text="operators to refuse, for example Relu,Tanh"),
 }
+
+# By operator: the operator set of ONNX from which on the runtime computes it right.
+RIGHT_FROM = {
+    "Softmax": 13, "LogSoftmax": 13, "Hardmax": 13, "BatchNormalization": 14,
+    "Resize": 11, "Upsample": 9, "GatherElements": math.inf,
+}  # fmt: skip
 
 
 @hookimpl
@@ -111,6 +118,8 @@ def engine_load(source: ModelSource, options: CompileOptions) -> MyModel:
     for node in graph.nodes:
         if node.op_type in refused or not onnx.defs.has(node.op_type, node.domain):
             unsupported[node.index] = f"no implementation of {node.op_type!r}"
+        elif graph.opsets.get("", 0) < RIGHT_FROM.get(node.op_type, 0):
+            unsupported[node.index] = f"no {node.op_type!r} of this operator set"
         elif others.intersection((*node.inputs, *node.outputs)):
             unsupported[node.index] = "only tensors run here"
     return MyModel(source.name, graph, proto, unsupported)
