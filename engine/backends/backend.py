@@ -18,6 +18,7 @@ from engine.types import (
     CompileOptions,
     Device,
     DeviceInfo,
+    DeviceMemory,
     Devices,
     Executable,
     LoadedModel,
@@ -118,6 +119,21 @@ class Backend:
             f"the authors of {self.name!r} {self.info.version}",
             self.name,
         )
+
+    def memory(self, device: Device) -> DeviceMemory | None:
+        """Return how much memory a device has left now; None where the backend cannot tell.
+
+        Raises BackendUnavailable where the device is gone, or the hook fails.
+        """
+        if self.lacks(Capability.DEVICE_MEMORY, device):
+            return None
+        try:
+            found: DeviceMemory = self.bind("engine_memory")(device)
+        except BaseException as error:  # SystemExit, or a panic of a compiled extension
+            if raised_by_handler(error) or isinstance(error, BackendUnavailable):
+                raise
+            raise self.at_fault("engine_memory", error) from error
+        return found
 
     def diagnose(self) -> Sequence[Check]:
         """Return the backend's own checks of this machine; none if it has none."""

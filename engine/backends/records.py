@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from engine.types import BackendInfo, Devices
+from engine.types import BackendInfo, Device, DeviceMemory, Devices
 
 
 class BackendState(StrEnum):
@@ -48,10 +49,15 @@ class PluginRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendRecord(PluginRecord):
-    """The record of a backend, with its manifest and its devices."""
+    """The record of a backend, with its manifest and its devices.
+
+    memory: of those devices whose memory the backend tells, when they were looked at; of devices
+    that were found in this process, none.
+    """
 
     kind: str = "backend"
     info: BackendInfo | None = None
     devices: Devices | None = None
+    memory: Mapping[Device, DeviceMemory] = field(default_factory=dict)
 
     __repr__ = PluginRecord.__repr__

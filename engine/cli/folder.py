@@ -83,4 +83,16 @@ def shape_text(spec: TensorSpec) -> str:
 
 def spec_values(spec: TensorSpec) -> dict[str, Any]:
     """Return an input or output as plain values."""
-    return attributes(spec, "name", "kind", "dtype", "shape")
+    found = spec.quantization
+    quantization = found and attributes(found, "scale", "zero_point", "axis")
+    return {**attributes(spec, "name", "kind", "dtype", "shape"), "quantization": quantization}
+
+
+def quantization_text(spec: TensorSpec) -> str:
+    """Return what a tensor's integers stand for, for people; "" where the model does not say it."""
+    found = spec.quantization
+    if found is None:
+        return ""
+    if found.axis is not None:
+        return f"{len(found.scale)} scales along axis {found.axis}"
+    return f"scale {found.scale[0]:g}, zero point {found.zero_point[0]}"

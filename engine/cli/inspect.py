@@ -15,7 +15,7 @@ from engine.cli import folder, memory_table, mindir, options
 from engine.cli.build import build, decryption_of, parse_targets
 from engine.cli.commands import Argument, Command, ModelPath, bundle
 from engine.cli.completion import targets
-from engine.cli.folder import shape_text, type_text
+from engine.cli.folder import quantization_text, shape_text, type_text
 from engine.cli.hints import misuse
 from engine.cli.input_files import file_name
 from engine.cli.options import KEY_VARIABLE, BuildOptions
@@ -125,8 +125,13 @@ def _show(found: ModelSummary, nodes: bool, parameters: bool, is_json: bool) -> 
         mindir.show(found)
     for title, specs in (("Inputs", found.inputs), ("Outputs", found.outputs)):
         if specs is not None:
-            rows = [(spec.name, type_text(spec), shape_text(spec)) for spec in specs]
-            table(title, ("name", "type", "shape"), rows)
+            is_quantized = any(spec.quantization for spec in specs)
+            columns = ("name", "type", "shape", "quantization")[: 3 + is_quantized]
+            rows = [
+                (spec.name, type_text(spec), shape_text(spec), quantization_text(spec))
+                for spec in specs
+            ]
+            table(title, columns, [row[: len(columns)] for row in rows])
     if found.nodes is not None:
         _print_operators(found)
     if found.placement is not None:

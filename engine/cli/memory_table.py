@@ -30,6 +30,8 @@ def show(memory: ModelMemory) -> None:
     )
     if memory.uncounted:
         line(f"weights: {memory.uncounted}")
+    for device, free in memory.free_bytes.items():
+        line(f"free on {device}: {size(free)}")
 
 
 def values(memory: ModelMemory) -> dict[str, Any]:
@@ -37,6 +39,7 @@ def values(memory: ModelMemory) -> dict[str, Any]:
     return {
         **attributes(memory, *_SIZES),
         "uncounted": memory.uncounted or None,
+        "free_bytes": dict(memory.free_bytes),
         "parts": [
             {"backend": part.backend or "core", **attributes(part, "device", *_SIZES)}
             for part in memory.parts

@@ -14,6 +14,7 @@ from engine.cli import options
 from engine.cli.commands import LateGroup
 from engine.cli.output import as_json, attributes, line, plain, size, table
 from engine.host.install import pip_install
+from engine.types import DeviceInfo, DeviceMemory
 
 EPILOG = """\b
 Examples:
@@ -105,6 +106,7 @@ def list_plugins(json: bool) -> None:
         remarks += [("warning", text) for text in found.warnings]
         if isinstance(found, BackendRecord):
             remarks += [("lacks", text) for text in _lacking(found)]
+            remarks += [("element types", text) for text in _element_types(found)]
         lines = [f"  {label}: {plain(text)}" for label, text in remarks if text]
         if lines:
             line()
@@ -132,13 +134,25 @@ def _lacking(backend: BackendRecord) -> list[str]:
     ]
 
 
+def _element_types(backend: BackendRecord) -> list[str]:
+    """Describe the element types of a backend's devices, where it says which they have."""
+    found = backend.devices.found if backend.devices else ()
+    return [f"{info.device} has {', '.join(sorted(info.dtypes))}" for info in found if info.dtypes]
+
+
 def _words(state: BackendState) -> str:
     return state.replace("_", " ")
 
 
 def _device(device: dict[str, Any]) -> str:
-    memory = device["memory_bytes"]
-    parts = [device["device"], device["name"], size(memory) if memory is not None else ""]
+    total, free, used = (device[name] for name in ("memory_bytes", "free_bytes", "used_bytes"))
+    parts = [
+        device["device"],
+        device["name"],
+        "" if total is None else size(total),
+        "" if free is None else f"{size(free)} free",
+        "" if used is None else f"{size(used)} used",
+    ]
     return ", ".join(part for part in parts if part)
 
 
@@ -147,6 +161,15 @@ def _facts(found: PluginRecord) -> dict[str, Any]:
     return attributes(
         found, "name", "state", "distribution", "version", "reason", "fix", "warnings"
     )
+
+
+def _device_values(found: DeviceInfo, memory: DeviceMemory | None) -> dict[str, Any]:
+    return {
+        "device": str(found.device),
+        **attributes(found, "name", "memory_bytes", "lacks"),
+        **attributes(memory or DeviceMemory(), "free_bytes", "used_bytes"),
+        "dtypes": sorted(map(str, found.dtypes)),
+    }
 
 
 def values(backend: BackendRecord) -> dict[str, Any]:
@@ -159,7 +182,7 @@ def values(backend: BackendRecord) -> dict[str, Any]:
         "formats": info.formats if info else (),
         "capabilities": sorted(map(str, info.capabilities)) if info else (),
         "devices": [
-            {"device": str(found.device), **attributes(found, "name", "memory_bytes", "lacks")}
+            _device_values(found, backend.memory.get(found.device))
             for found in (devices.found if devices else ())
         ],
         "options": {

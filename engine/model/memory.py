@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from engine.config.text import aligned
+from engine.errors import BackendUnavailable
 from engine.weights.compile_cache import uncounted_weights
 
 if TYPE_CHECKING:
@@ -44,12 +47,15 @@ class ModelMemory:
     is in, "" where some are, or where it is in none. group_workspace_bytes: what the largest model
     of its group needs for its activations, as ModelGroup.cal_max_size_of_workspace measured it; 0
     where it did not. uncounted: weights that the sizes leave out, in words; "" for none.
+    free_bytes: memory that is free now, by device, for a new allocation of any process; only of
+    devices whose backend tells it.
     """
 
     parts: tuple[PartMemory, ...]
     why_unshared: str = ""
     group_workspace_bytes: int = 0
     uncounted: str = ""
+    free_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def private_bytes(self) -> int:
@@ -87,6 +93,7 @@ class ModelMemory:
             lines.append(f"weights are not shared: {self.why_unshared}")
         if self.group_workspace_bytes:
             lines.append(f"workspace of the group's largest model: {self.group_workspace_bytes:,}")
+        lines += [f"free on {device}: {free:,}" for device, free in self.free_bytes.items()]
         return "\n".join(lines)
 
 
@@ -104,4 +111,10 @@ def memory_of(plan: Plan, why_unshared: str, group_workspace_bytes: int) -> Mode
         for name, device, report in plan.memory()
     )
     uncounted = uncounted_weights(plan.source.graph)
-    return ModelMemory(tuple(parts), why_unshared, group_workspace_bytes, uncounted)
+    free: dict[str, int] = {}
+    for backend, device in plan.parts:
+        with suppress(BackendUnavailable):  # what the model takes is known all the same
+            found = backend.memory(device)
+            if found is not None and found.free_bytes is not None:
+                free.setdefault(str(device), found.free_bytes)
+    return ModelMemory(tuple(parts), why_unshared, group_workspace_bytes, uncounted, free)

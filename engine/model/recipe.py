@@ -108,7 +108,7 @@ def build(
     """
     from engine.plan import build_plan
     from engine.runtime import extensions
-    from engine.runtime.signature import Signature
+    from engine.runtime.signature import Signature, quantized
     from engine.weights.compile_cache import CompileCache
 
     options, config = targets.options, targets.options.config
@@ -128,7 +128,9 @@ def build(
         )
         try:
             inputs, outputs = plan.executable.inputs, plan.executable.outputs
-            is_compiled = plan.source.graph is None  # by a backend, for the sizes that it has
+            if (graph := plan.source.graph) is not None:
+                inputs, outputs = quantized(inputs, graph.inputs), quantized(outputs, graph.outputs)
+            is_compiled = graph is None  # by a backend, for the sizes that it has
             signature = Signature(inputs, outputs, is_rebuildable=is_resizable and not is_compiled)
             chosen = extensions.chosen(options.context, config)
             predict = plan.predict

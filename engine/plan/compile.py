@@ -13,7 +13,15 @@ from engine.formats.opened import check_unchanged
 from engine.host.interrupts import raised_by_handler
 from engine.plan.contexts import ContextPool, close
 from engine.plan.plan import Candidate, Compiled, CompiledForms, KeepsNoPartition, Opener, Plan
-from engine.types import Capability, CompileOptions, Executable, LoadedModel, ModelSource
+from engine.types import (
+    Capability,
+    CompileOptions,
+    Device,
+    Executable,
+    LoadedModel,
+    ModelSource,
+)
+from engine.wings import wing
 
 
 def compile_whole(candidate: Candidate, source: ModelSource) -> tuple[Plan | None, dict[int, str]]:
@@ -130,10 +138,29 @@ def load(
         loaded = backend.load(source, options)
         try:
             check_unchanged(source)
-            return loaded, dict(loaded.unsupported)
+            unsupported = dict(loaded.unsupported)
         except BaseException:
             close(loaded)
             raise
+    try:
+        return loaded, {**_of_other_types(backend, source, options.device), **unsupported}
+    except BaseException:
+        close(loaded)
+        raise
+
+
+def _of_other_types(backend: Backend, source: ModelSource, device: Device) -> dict[int, str]:
+    """Return the nodes of element types that a device does not have, if its backend says which.
+
+    A compiled form has none: it was made of a model that the backend took whole.
+    """
+    if source.graph is None or source.compiled is not None:
+        return {}
+    info = backend.present.get(device)
+    if info is None or not info.dtypes:
+        return {}
+    found: dict[int, str] = wing("refused_by_type")(backend, device, source)
+    return found
 
 
 def compile_loaded(backend: Backend, loaded: LoadedModel, options: CompileOptions) -> Executable:

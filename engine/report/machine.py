@@ -15,7 +15,9 @@ class FoundDevice:
     """A device that a backend can use now.
 
     device: as a target and number, "gpu:0". memory_bytes: None where unknown. lacks: what the
-    backend cannot do on it of what it announces, and why.
+    backend cannot do on it of what it announces, and why. free_bytes: memory that was free when the
+    device was looked at, None where the backend does not tell. dtypes: the element types that it
+    computes with; () where the backend does not say.
     """
 
     device: str
@@ -23,6 +25,8 @@ class FoundDevice:
     name: str
     memory_bytes: int | None = None
     lacks: Mapping[str, str] = field(default_factory=dict)
+    free_bytes: int | None = None
+    dtypes: tuple[str, ...] = ()
 
 
 class FoundDevices(tuple[FoundDevice, ...]):
@@ -39,6 +43,7 @@ class FoundDevices(tuple[FoundDevice, ...]):
                         found.backend,
                         found.name,
                         "" if found.memory_bytes is None else size(found.memory_bytes),
+                        "" if found.free_bytes is None else f"{size(found.free_bytes)} free",
                     ]
                     for found in self
                 )
@@ -61,6 +66,8 @@ def devices() -> FoundDevices:
             found.name,
             found.memory_bytes,
             {str(flag): why for flag, why in found.lacks.items()},
+            memory.free_bytes if (memory := backend.memory.get(found.device)) else None,
+            tuple(sorted(map(str, found.dtypes))),
         )
         for backend in backends()
         for found in (backend.devices.found if backend.devices else ())

@@ -6,6 +6,7 @@ fitting.py holds the first against it, resizing.py fixes its open axes; `sizes.p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.config.wording import followed
@@ -114,6 +115,21 @@ class Signature:
 
     def _described(self) -> str:
         return ", ".join(f"{spec.name!r} {spec}" for spec in self.inputs) or "no inputs"
+
+
+def quantized(
+    specs: tuple[TensorSpec, ...], declared: Sequence[TensorSpec]
+) -> tuple[TensorSpec, ...]:
+    """Return a backend's description with what the model's file says that integers stand for."""
+    known = {spec.name: spec.quantization for spec in declared if spec.quantization is not None}
+    if not known:
+        return specs
+    return tuple(
+        replace(spec, quantization=known[spec.name])
+        if spec.quantization is None and spec.name in known
+        else spec
+        for spec in specs
+    )
 
 
 def _is_mapping(item: object) -> bool:

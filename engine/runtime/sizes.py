@@ -24,7 +24,7 @@ def warn_of_sizes(name: str, axis: int, dim: str, other: str) -> None:
 
 def reshaped(spec: TensorSpec, shape: tuple[Dim, ...] | None) -> TensorSpec:
     """Return a specification with another shape."""
-    return TensorSpec(spec.name, spec.dtype, shape, spec.kind, spec.bounds)
+    return TensorSpec(spec.name, spec.dtype, shape, spec.kind, spec.bounds, spec.quantization)
 
 
 def with_sizes(spec: TensorSpec, sizes: dict[str, int]) -> TensorSpec:

@@ -10,7 +10,7 @@ does not matter and what was known before a crash is not lost.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,13 +19,14 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from engine.backends import doors, manifest
+from engine.backends.backend import Backend
 from engine.backends.discovery import crashed, record, resolve
 from engine.backends.doors import DOORS, Door
 from engine.backends.records import BackendRecord, BackendState, PluginRecord
-from engine.errors import Cancelled, one_line
+from engine.errors import BackendUnavailable, Cancelled, one_line
 from engine.host.child import last_words
 from engine.host.worker import Ended, Worker
-from engine.types import Check, Device, DeviceInfo, Devices
+from engine.types import Capability, Check, Device, DeviceInfo, DeviceMemory, Devices, DType
 
 TIME_LIMIT_S = 30.0
 Result = TypeVar("Result")
@@ -45,27 +46,33 @@ class Examination:
 
 def probe(name: str, time_limit_s: float = TIME_LIMIT_S) -> BackendRecord:
     """Return the record of a backend as a fresh process sees it; a crash makes it BROKEN."""
-    return _probe(name, _Processes(time_limit_s))
+    return _probe(name, _Processes(time_limit_s), "record")
 
 
-def probe_all(names: Sequence[str], time_limit_s: float = TIME_LIMIT_S) -> list[BackendRecord]:
-    """Probe several backends, a few at a time; an interrupt ends their processes at once."""
+def probe_all(
+    names: Sequence[str], time_limit_s: float = TIME_LIMIT_S, *, with_memory: bool = False
+) -> list[BackendRecord]:
+    """Probe several backends, a few at a time; an interrupt ends their processes at once.
+
+    with_memory: also ask how much memory the devices have left, which may open them.
+    """
+    questions = ("record", "memory") if with_memory else ("record",)
     with _Processes(time_limit_s) as processes:
-        return processes.map(lambda name: _probe(name, processes), names)
+        return processes.map(lambda name: _probe(name, processes, *questions), names)
 
 
 def probe_doors(
     names: Sequence[str], entries: Sequence[tuple[Door, str]], time_limit_s: float = TIME_LIMIT_S
 ) -> tuple[list[BackendRecord], list[PluginRecord]]:
-    """Probe several backends, and beside them entries of other doors, by door and name."""
+    """Probe several backends and their memory, and entries of other doors, by door and name."""
     with _Processes(time_limit_s) as processes:
         others = processes.submit(partial(_probe_entries, entries, processes))
-        found = processes.map(lambda name: _probe(name, processes), names)
+        found = processes.map(lambda name: _probe(name, processes, "record", "memory"), names)
         return found, others.result()
 
 
-def _probe(name: str, processes: _Processes) -> BackendRecord:
-    return _record(name, processes.ask(name, "record"))
+def _probe(name: str, processes: _Processes, *questions: str) -> BackendRecord:
+    return _record(name, processes.ask(name, *questions))
 
 
 def _probe_entries(
@@ -95,9 +102,9 @@ def examine_all(names: Sequence[str], time_limit_s: float = TIME_LIMIT_S) -> lis
 
 
 def _examine(name: str, processes: _Processes) -> Examination:
-    answer = processes.ask(name, "record", "checks")
+    answer = processes.ask(name, "record", "memory", "checks")
     found = _record(name, answer)
-    if answer.end and answer.stage == _DEVICES:
+    if answer.end and answer.stage in (_DEVICES, _MEMORY):
         answer = processes.ask(name, "checks")
     checks = tuple(Check(**check) for check in answer.values.get("checks", ()))
     ended_there = answer.end and answer.stage == _DIAGNOSE
@@ -109,6 +116,7 @@ def _examine(name: str, processes: _Processes) -> Examination:
 
 
 _IMPORT, _DEVICES, _DIAGNOSE = "while it was imported", "in engine_devices", "in engine_diagnose"
+_MEMORY = "in engine_memory"
 _LEAVING = "when everything was answered"
 
 
@@ -195,7 +203,12 @@ class _Processes:
 
 def _record(name: str, answer: _Answer) -> BackendRecord:
     if "record" in answer.values and not (answer.end and answer.stage == _LEAVING):
-        return from_json(answer.values["record"])
+        found = from_json(answer.values["record"])
+        fault = answer.values.get("memory_fault", "")
+        if answer.end and answer.stage == _MEMORY:
+            fault = f"its probe {answer}"
+        memory = _memory_from_json(answer.values.get("memory", ()))
+        return replace(found, memory=memory, warnings=(*found.warnings, *filter(None, [fault])))
     found = crashed(name, f"its probe {answer}")
     if "manifest" in answer.values:
         known = from_json(answer.values["manifest"])
@@ -205,7 +218,8 @@ def _record(name: str, answer: _Answer) -> BackendRecord:
 
 def to_json(found: BackendRecord) -> dict[str, Any]:
     """Return a record as plain JSON values."""
-    values = asdict(replace(found, info=None, devices=None))
+    values = asdict(replace(found, info=None, devices=None, memory={}))
+    values["memory"] = _memory(found.memory)
     if found.info is not None:
         values["info"] = manifest.to_json(found.info)
     if found.devices is not None:
@@ -228,17 +242,29 @@ def _device(info: DeviceInfo) -> dict[str, Any]:
         "name": info.name,
         "memory_bytes": info.memory_bytes,
         "lacks": {str(capability): why for capability, why in info.lacks.items()},
+        "dtypes": sorted(map(str, info.dtypes)),
     }
+
+
+def _device_from_json(values: dict[str, Any]) -> DeviceInfo:
+    device = Device(**values["device"])
+    dtypes = frozenset(dtype for dtype in DType if dtype in values["dtypes"])
+    return DeviceInfo(**{**values, "device": device, "dtypes": dtypes})
+
+
+def _memory(found: Mapping[Device, DeviceMemory]) -> list[Any]:
+    return [[asdict(device), asdict(memory)] for device, memory in found.items()]
+
+
+def _memory_from_json(values: Sequence[Any]) -> dict[Device, DeviceMemory]:
+    return {Device(**device): DeviceMemory(**memory) for device, memory in values}
 
 
 def from_json(values: dict[str, Any]) -> BackendRecord:
     """Return the record that `to_json` wrote."""
     info, devices = values["info"], values["devices"]
     if devices is not None:
-        found = tuple(
-            DeviceInfo(**{**device, "device": Device(**device["device"])})
-            for device in devices["found"]
-        )
+        found = tuple(map(_device_from_json, devices["found"]))
         devices = Devices(found, devices["reason"], devices["fix"])
     return BackendRecord(
         **{
@@ -246,6 +272,7 @@ def from_json(values: dict[str, Any]) -> BackendRecord:
             "state": BackendState(values["state"]),
             "info": None if info is None else manifest.from_json(info),
             "devices": devices,
+            "memory": _memory_from_json(values["memory"]),
             "warnings": tuple(values["warnings"]),
         }
     )
@@ -265,6 +292,8 @@ def answer(request: tuple[str, Sequence[str]], parent: Connection) -> None:
     say(manifest=to_json(found), stage=_DEVICES)
     if "record" in questions:
         say(record=to_json(record(name) if backend is not None else found))
+    if "memory" in questions and backend is not None:
+        _say_memory(backend, say)
     say(stage=_DIAGNOSE)
     if "checks" in questions and backend is not None:
         try:
@@ -272,6 +301,21 @@ def answer(request: tuple[str, Sequence[str]], parent: Connection) -> None:
         except BaseException as error:  # SystemExit, or a panic of a compiled extension
             say(fault=f"engine_diagnose raised {one_line(error)}")
     say(stage=_LEAVING)
+
+
+def _say_memory(backend: Backend, say: Callable[..., None]) -> None:
+    """Answer how much memory the devices have left, which says nothing against the backend."""
+    if not backend.can(Capability.DEVICE_MEMORY):
+        return
+    say(stage=_MEMORY)
+    found: dict[Device, DeviceMemory] = {}
+    try:
+        for device in backend.present:
+            if (memory := backend.memory(device)) is not None:
+                found[device] = memory
+    except BackendUnavailable as error:
+        say(memory_fault=one_line(error))
+    say(memory=_memory(found))
 
 
 def answer_for_entries(request: Sequence[tuple[str, str]], parent: Connection) -> None:

@@ -64,7 +64,10 @@ class State:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Graph:
-    """A graph as read: names and undecoded types of inputs and outputs, in the file's order."""
+    """A graph as read: names and undecoded types of inputs and outputs, in the file's order.
+
+    constants: the tensors of small Constant nodes, and those of small initializers, by name.
+    """
 
     name: str = ""
     inputs: list[tuple[str, memoryview | None]] = field(default_factory=list)
@@ -72,6 +75,7 @@ class Graph:
     nodes: list[NodeInfo] = field(default_factory=list)
     initializers: dict[str, Tensor] = field(default_factory=dict)
     value_infos: list[memoryview] = field(default_factory=list)
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
     _types: dict[str, memoryview] | None = None
 
     def known_types(self, budget: Budget) -> Mapping[str, memoryview]:
@@ -94,8 +98,8 @@ def read_graph(
     """
     if depth > limits.SUBGRAPH_DEPTH:
         raise Invalid(f"subgraphs are nested more than {limits.SUBGRAPH_DEPTH} deep")
-    graph = Graph()
     scope = Scope(outer)
+    graph = Graph(constants=scope.constants)
     node_views: list[memoryview] = []
     initializers: list[Tensor] = []
     dense: dict[str, memoryview] = {}

@@ -16,6 +16,7 @@ from engine.formats.onnx.reading import is_symbol
 from engine.formats.onnx.writer import IR_VERSION, External, Graph, Tensor, ValueInfo
 from engine.types import Attribute, DType, GraphInfo, NodeInfo, ParameterInfo, TensorSpec
 
+_LINEAR = ("QuantizeLinear", "DequantizeLinear")  # may say what inputs and outputs stand for
 _NAME = limits.NAME_BYTES // 4  # characters; UTF-8 takes up to four bytes for one
 _ELEMENTS = limits.PLAIN_BYTES // 16  # of an attribute; the reader takes ten bytes for a number
 
@@ -58,9 +59,12 @@ def graph_info_of_written(
         or any(len(name) > _NAME for name in (*names, *titles))
     ):
         return None
+    edges = {info.name for info in values}
     nodes = []
     for index, node in enumerate(graph.nodes):
         if node.op_type in SHAPE_INPUT:
+            return None
+        if node.op_type in _LINEAR and not edges.isdisjoint((*node.inputs, *node.outputs)):
             return None
         attributes = {}
         for name, value in node.attributes.items():

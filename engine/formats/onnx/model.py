@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Collection, Iterator, Mapping, Sized
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,13 +19,17 @@ from engine.formats.onnx.node import NodeReader
 from engine.formats.onnx.reading import Invalid, ReadingBudget, Repairable, text
 from engine.formats.onnx.regular import REGULAR
 from engine.formats.onnx.scope import Scope
+from engine.formats.onnx.tensor import Tensor
 from engine.formats.onnx.value import read_spec
 from engine.formats.onnx.work import Work, check_work
 from engine.formats.opened import FileVersion
 from engine.formats.protobuf import Budget, TooManyFields, WireError, fields, signed
 from engine.types import GraphInfo, NodeInfo, ParameterInfo, TensorSpec
+from engine.wings import wing
 
 _NOTHING: Mapping[str, Sized] = {}
+LINEAR = frozenset(("QuantizeLinear", "DequantizeLinear"))
+"""Operators that say what the integers of an input or output stand for."""
 
 
 class OnnxModel(NamedTuple):
@@ -221,16 +226,19 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
         raise Invalid(f"the graph lists its output {twice[0]!r} twice; expected unique names")
     if state.repairable:
         raise Repairable(state.repairable)
+    inputs = tuple(
+        _spec(name, kind, f"input {name!r}", graph, budget)
+        for name, kind in graph.inputs
+        if name not in graph.initializers
+    )
+    outputs = tuple(
+        _spec(name, kind, f"output {name!r}", graph, budget) for name, kind in graph.outputs
+    )
+    inputs, outputs = _with_quantization(inputs, outputs, graph, captured, budget)
     info = GraphInfo(
         name=graph.name,
-        inputs=tuple(
-            _spec(name, kind, f"input {name!r}", graph, budget)
-            for name, kind in graph.inputs
-            if name not in graph.initializers
-        ),
-        outputs=tuple(
-            _spec(name, kind, f"output {name!r}", graph, budget) for name, kind in graph.outputs
-        ),
+        inputs=inputs,
+        outputs=outputs,
         nodes=tuple(graph.nodes),
         parameters=tuple(
             ParameterInfo(t.name, t.dtype, t.shape, t.nbytes, t.location)
@@ -270,6 +278,29 @@ def _spec(
     text = f"{what} has no type; add it with onnx.shape_inference.infer_shapes"
     # Of an output it follows from the nodes; an input is a caller's to choose.
     raise Repairable(text) if name not in dict(graph.inputs) else Invalid(text)
+
+
+def _with_quantization(
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    graph: Graph,
+    captured: Collection[str],
+    budget: Budget,
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Return inputs and outputs with what their integers stand for, where the nodes say it."""
+    if not any(node.op_type in LINEAR for node in graph.nodes):
+        return inputs, outputs
+
+    def constant(name: str) -> Tensor | None:
+        return graph.initializers.get(name) or graph.constants.get(name)
+
+    # An input that is an output as well has a reader that no node is.
+    hidden = {*captured, *(spec.name for spec in outputs)}
+    found = wing("Quantizations")(graph.nodes, constant, hidden, budget)
+    return (
+        tuple(replace(spec, quantization=found.of_input(spec)) for spec in inputs),
+        tuple(replace(spec, quantization=found.of_output(spec)) for spec in outputs),
+    )
 
 
 def _identify(view: memoryview, budget: Budget) -> FunctionId:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from engine.backends import OFFICIAL, BackendRecord, BackendState, installed, known, record
 from engine.backends.isolation.probe import TIME_LIMIT_S, Examination, examine_all
-from engine.config.text import html_tables, plain
+from engine.config.text import html_tables, plain, size
 from engine.report.diagnosis.finding import Finding, Status
 from engine.report.diagnosis.machine import look_at_machine
 from engine.report.diagnosis.packages import Packages
-from engine.types import Check
+from engine.types import Check, DeviceMemory
 
 __all__ = ["BackendDiagnosis", "Diagnosis", "Finding", "Status", "diagnose", "doctor"]
 
@@ -127,6 +127,10 @@ def _backend(name: str) -> str:
 def _judge(examined: Examination, packages: Packages, is_named: bool) -> BackendDiagnosis:
     backend_record = examined.record
     findings = [_state(backend_record, is_named)]
+    findings += [
+        Finding(Status.OK, "memory", f"{device}: {_memory(memory)}")
+        for device, memory in backend_record.memory.items()
+    ]
     findings += [Finding(Status.NOTE, "hooks", text) for text in backend_record.warnings]
     if backend_record.state is not BackendState.DISABLED:
         findings += packages.look_at(backend_record.distribution)
@@ -137,6 +141,12 @@ def _judge(examined: Examination, packages: Packages, is_named: bool) -> Backend
         fix = f"report it to the authors of {backend_record.distribution or backend_record.name}"
         findings.append(Finding(Status.PROBLEM, "diagnosis", examined.fault, fix))
     return BackendDiagnosis(backend_record, tuple(findings))
+
+
+def _memory(memory: DeviceMemory) -> str:
+    parts = {"free": memory.free_bytes, "used": memory.used_bytes}
+    known = [f"{size(nbytes)} {word}" for word, nbytes in parts.items() if nbytes is not None]
+    return ", ".join(known) or "not known"
 
 
 def _status(check: Check) -> Status:

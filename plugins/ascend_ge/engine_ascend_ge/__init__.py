@@ -36,6 +36,7 @@ from engine.types import (
     CommunicatorOptions,
     CompileOptions,
     Device,
+    DeviceMemory,
     Devices,
     DType,
     Executable,
@@ -98,6 +99,7 @@ def engine_backend() -> BackendInfo:
                 Capability.COLLECTIVES,
                 Capability.QUEUED_COLLECTIVES,
                 Capability.PROFILE,
+                Capability.DEVICE_MEMORY,
             }
         ),
     )
@@ -160,6 +162,13 @@ def engine_order(device: Device, earlier: int, later: int | None) -> bool:
 
     streams.order(device.id, earlier, later)
     return True
+
+
+@hookimpl
+def engine_memory(device: Device) -> DeviceMemory:
+    from engine_ascend_ge import memory
+
+    return memory.left(device)
 
 
 @hookimpl

@@ -15,10 +15,12 @@ from engine.errors import BackendUnavailable, DeadlineExceeded, EngineError, Mod
 from engine.types import DType
 from engine_ascend_ge.codes import NAMES, OF_THE_MACHINE, advice
 
-# aclrtMemcpyKind, aclrtMemMallocPolicy, aclFormat, aclrtEvent*Status, aclError
+# aclrtMemcpyKind, aclrtMemAttr, aclrtMemMallocPolicy, aclFormat, aclrtEvent*Status, aclError
 HOST_TO_DEVICE: Final = 1
 DEVICE_TO_HOST: Final = 2
 DEVICE_TO_DEVICE: Final = 3
+DDR_MEMORY: Final = 0
+HBM_MEMORY: Final = 1
 HUGE_FIRST: Final = 0
 FORMAT_ND: Final = 2
 RECORD_COMPLETE: Final = 1

@@ -64,6 +64,8 @@ def missing_capabilities(acl: Any, soc: str) -> dict[str, str]:
         lacks[Capability.CANCEL_PREDICT] = lacks[Capability.QUEUED_COLLECTIVES] = why
     if why := external.is_there(acl):
         lacks[Capability.SHARE_WEIGHTS] = why
+    if not hasattr(acl.rt, "get_mem_info"):
+        lacks[Capability.DEVICE_MEMORY] = "pyACL has no acl.rt.get_mem_info: CANN is too old"
     if why := profiling.is_there(acl):
         lacks[Capability.PROFILE] = why
     return lacks

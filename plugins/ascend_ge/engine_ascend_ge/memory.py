@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from engine import types
 from engine.errors import BackendUnavailable, EngineError
 from engine.types import Device, DeviceBuffer, DType
 from engine_ascend_ge import runtime
-from engine_ascend_ge.acl_call import HUGE_FIRST, NUMBERS, done, got
+from engine_ascend_ge.acl_call import DDR_MEMORY, HBM_MEMORY, HUGE_FIRST, NUMBERS, done, got
 
 SMALLEST = 64  # bytes; ACL allocates nothing for 0
 
@@ -110,6 +111,20 @@ def new_buffer(
         return whole[:nbytes].view(dtype.numpy).reshape(shape)
     memory = DeviceMemory.allocate(acl, context, nbytes, f"a tensor on {device}", "")
     return DeviceBuffer(memory.pointer, tuple(shape), dtype, device, owner=memory)
+
+
+def left(device: Device) -> types.DeviceMemory:
+    """Return a device's memory now; see engine_memory. ACL does not tell what one process has.
+
+    Devices with HBM have no DDR for models, and those with DDR say that their HBM is of 0 bytes.
+    """
+    acl, _ = runtime.use_device(device.id)
+    for kind in (HBM_MEMORY, DDR_MEMORY):
+        free, total, code = acl.rt.get_mem_info(kind)
+        if code == 0 and total:
+            return types.DeviceMemory(free_bytes=free, used_bytes=total - free)
+    done(code, f"read the memory of {device}", otherwise=BackendUnavailable)
+    return types.DeviceMemory()
 
 
 def is_page_locked(array: np.ndarray[Any, Any]) -> bool:

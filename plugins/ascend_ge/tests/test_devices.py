@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 
 from engine.errors import BackendUnavailable, ModelStateError
-from engine.types import Device
-from engine_ascend_ge import devices, diagnose, engine_devices, engine_diagnose, runtime
+from engine.types import Device, DeviceMemory, DType
+from engine_ascend_ge import (
+    devices,
+    diagnose,
+    engine_buffer,
+    engine_devices,
+    engine_diagnose,
+    engine_memory,
+    runtime,
+)
 
 
 @pytest.fixture
@@ -172,3 +180,35 @@ def test_kernels_of_another_soc_are_not_enough(machine: Any) -> None:
     [kernels] = [check for check in engine_diagnose() if check.name == "kernels package"]
     assert not kernels.ok
     assert "Ascend310P3" in kernels.detail
+
+
+@pytest.mark.parametrize("kind", [1, 0], ids=["HBM", "DDR"])
+def test_memory_that_is_left_is_that_of_the_kind_that_there_is(machine: Any, kind: int) -> None:
+    machine.memory_kind = kind
+    npu = Device("ascend", 1)
+    before = engine_memory(npu)
+    assert before.free_bytes == machine.memory_bytes - machine.memory.used_bytes(1)
+    assert before.used_bytes == machine.memory.used_bytes(1)
+    assert before.own_bytes is None
+    buffer = engine_buffer(npu, DType.UINT8, (1 << 20,), False)
+    after = engine_memory(npu)
+    assert after.free_bytes == before.free_bytes - (1 << 20)
+    assert after.used_bytes == before.used_bytes + (1 << 20)  # type: ignore[operator]
+    del buffer
+
+
+def test_a_pyacl_that_does_not_tell_memory_lacks_the_capability(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import acl
+
+    assert "device_memory" not in engine_devices().found[0].lacks
+    monkeypatch.delattr(acl.rt, "get_mem_info")
+    assert "too old" in engine_devices().found[0].lacks["device_memory"]
+
+
+def test_a_device_whose_memory_cannot_be_read_is_unavailable(machine: Any) -> None:
+    machine.memory_kind = 5
+    assert engine_memory(Device("ascend", 0)) == DeviceMemory()
+    with pytest.raises(BackendUnavailable, match="ascend:7 is not there"):
+        engine_memory(Device("ascend", 7))

@@ -16,6 +16,7 @@ from engine_ascend_ge.acl_call import CALLS
 OPTIONAL = {
     ("mdl", "get_input_dims_range"),
     ("rt", "stream_abort"),
+    ("rt", "get_mem_info"),
     *(("rt", f"ipc_mem_{name}") for name in ("get_export_key", "set_import_pid", "close")),
     ("rt", "ipc_mem_import_by_key"),
     *(("mdl", name) for name in ("create_config_handle", "set_config_opt", "load_with_config")),

@@ -45,6 +45,7 @@ from engine.types import (
     CompileOptions,
     Device,
     DeviceInfo,
+    DeviceMemory,
     Devices,
     ModelSource,
     Values,
@@ -85,6 +86,7 @@ def engine_backend() -> BackendInfo:
                 Capability.MIXED_PLACEMENT,
                 Capability.FILES_IN_MEMORY,
                 Capability.PROFILE,
+                Capability.DEVICE_MEMORY,
             }
         ),
         completed_by=("reference",),
@@ -149,6 +151,13 @@ def engine_predict(
     context: CpuContext, inputs: Values, outputs: Values | None, deadline_s: float | None
 ) -> Values:
     return context.run(inputs, outputs, deadline_s)
+
+
+@hookimpl
+def engine_memory() -> DeviceMemory:
+    from engine.host.memory import host_memory
+
+    return host_memory()
 
 
 def _lacks(onnxruntime: ModuleType) -> dict[str, str]:

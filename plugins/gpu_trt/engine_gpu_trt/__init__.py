@@ -58,6 +58,7 @@ from engine.types import (
     CommunicatorOptions,
     CompileOptions,
     Device,
+    DeviceMemory,
     Devices,
     DType,
     Executable,
@@ -119,6 +120,7 @@ def engine_backend() -> BackendInfo:
                 Capability.UPDATE_WEIGHTS,
                 Capability.SHARE_WEIGHTS,
                 Capability.PROFILE,
+                Capability.DEVICE_MEMORY,
                 # Neither DEADLINES nor CANCEL_PREDICT: see executable.TrtContext.
             }
         ),
@@ -192,6 +194,13 @@ def engine_order(device: Device, earlier: int, later: int | None) -> bool:
     from engine_gpu_trt.memory import order
 
     return order(device, earlier, later)
+
+
+@hookimpl
+def engine_memory(device: Device) -> DeviceMemory:
+    from engine_gpu_trt.memory import left
+
+    return left(device)
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""Device memory for the core: allocate, copy, order; what three of the hooks do."""
+"""Device memory for the core: allocate, copy, order, and how much is left; four of the hooks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from engine.types import Device, DeviceBuffer, DType, Value
+from engine.types import Device, DeviceBuffer, DeviceMemory, DType, Value
 from engine_gpu_trt.cuda import Gpu, Stream, as_bytes, is_pinned, open_gpu
 from engine_gpu_trt.slots import Array
 
@@ -22,6 +22,17 @@ def allocate(device: Device, dtype: DType, shape: tuple[int, ...], on_host: bool
             return array.view(dtype.numpy).reshape(shape)
         memory = gpu.allocate(buffer.nbytes)
     return DeviceBuffer(memory.pointer, shape, dtype, device, owner=memory)
+
+
+def left(device: Device) -> DeviceMemory:
+    """Return a device's memory now; see engine_memory. CUDA does not tell what one process has."""
+    gpu = open_gpu(device.id)
+    with gpu:
+        try:
+            free, total = gpu.memory()
+        except gpu.Error as error:
+            raise gpu.unavailable(error, "a look at its memory") from error
+    return DeviceMemory(free_bytes=free, used_bytes=total - free)
 
 
 def copy(source: Value, target: Value, stream: int | None) -> bool:

@@ -14,8 +14,16 @@ import pytest
 
 from engine.backends import BackendState, record
 from engine.errors import BackendUnavailable
-from engine.types import CompileOptions, Device, ModelSource
-from engine_gpu_trt import engine_devices, engine_diagnose, engine_load, vendor
+from engine.types import CompileOptions, Device, DType, ModelSource
+from engine_gpu_trt import (
+    engine_buffer,
+    engine_devices,
+    engine_diagnose,
+    engine_load,
+    engine_memory,
+    vendor,
+)
+from engine_gpu_trt.cuda import open_gpu
 
 PACKAGE = "cuda-bindings" if os.environ.get("ENGINE_EMULATED_CUDA") == "bindings" else "pycuda"
 Emulate = Callable[..., None]
@@ -174,3 +182,31 @@ def test_a_forked_child_is_told_to_spawn() -> None:
         "os.wait()\n"
     )
     assert "before this process was forked, and does not survive that" in in_new_process(code)
+
+
+def test_memory_that_is_left_is_the_drivers_number(emulated: Any) -> None:
+    gpu = Device("gpu", 0)
+    before = engine_memory(gpu)
+    total = engine_devices().found[0].memory_bytes
+    assert before.free_bytes is not None
+    assert before.used_bytes == total - before.free_bytes  # type: ignore[operator]
+    assert before.own_bytes is None
+    buffer = engine_buffer(gpu, DType.UINT8, (1 << 20,), False)
+    after = engine_memory(gpu)
+    assert after.free_bytes == before.free_bytes - (1 << 20)
+    assert after.used_bytes == before.used_bytes + (1 << 20)  # type: ignore[operator]
+    del buffer
+    assert engine_memory(gpu) == before
+
+
+def test_a_device_whose_memory_cannot_be_read_is_unavailable(
+    emulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = open_gpu(0)
+
+    def lost() -> tuple[int, int]:
+        raise gpu.Error("cuMemGetInfo failed: device lost")
+
+    monkeypatch.setattr(gpu._driver, "mem_get_info", lost)
+    with pytest.raises(BackendUnavailable, match=r"a look at its memory: .*device lost"):
+        engine_memory(Device("gpu", 0))

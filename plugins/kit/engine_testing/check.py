@@ -42,6 +42,7 @@ LEVELS = (
     "contexts",
     "compiled",
     "groups",
+    "device_facts",
     "device_values",
     "profile",
     "weights",

@@ -138,6 +138,13 @@ _SENTENCES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
      ("test_placement_names_backend_device_provider_and_reason",)),
     ("Placement", "fused_into: the index of the node whose kernel computes this one;",
      ("test_states_of_nodes_are_possible",)),
+    ("DeviceMemory", "Memory of a device at a moment, in bytes; None where the runtime does not "
+     "tell.",
+     ("test_memory_of_a_device_is_in_bytes",)),
+    ("engine_memory", "Read how much memory a device has left now.",
+     ("test_memory_that_is_allocated_is_counted",)),
+    ("DeviceInfo", "dtypes: the element types of tensors that this device computes with;",
+     ("test_declared_element_types_arrive_to_the_last_bit",)),
     ("MemoryReport", "Memory that an executable holds on its device, in bytes; 0 also where it "
      "cannot be known.", ("test_memory_is_reported_in_bytes",)),
     ("ModelSource", "Neither it nor anything made from it may be written to disk, not to a "

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.errors import BackendUnavailable
 from engine.types import Device, DeviceBuffer, DType, Value
 
 _BASE = 1 << 62  # no user address of any 64-bit machine
@@ -56,10 +57,14 @@ class Stream:
 
 
 class FakeDevice:
-    """Memory and streams of one device. Any thread may call any method."""
+    """Memory and streams of one device. Any thread may call any method.
 
-    def __init__(self, device: Device) -> None:
+    memory_bytes: all memory that it has.
+    """
+
+    def __init__(self, device: Device, memory_bytes: int = 1 << 36) -> None:
         self.device = device
+        self.memory_bytes = memory_bytes
         self._blocks: dict[int, bytearray] = {}
         self._bases = itertools.count(_BASE, 1 << _SPAN_BITS)
         self._streams: dict[int, Stream] = {}
@@ -76,8 +81,13 @@ class FakeDevice:
         self, dtype: DType, shape: tuple[int, ...], stream: int | None = None
     ) -> DeviceBuffer:
         """Allocate memory for a tensor; it holds garbage. stream: where its contents will come."""
-        base = next(self._bases)
         nbytes = (prod(shape) * dtype.bits + 7) // 8
+        free = self.memory_bytes - self.held_bytes
+        if nbytes > free:
+            raise BackendUnavailable(
+                f"{self.device}: out of memory: wanted {nbytes:,} bytes, {free:,} are free"
+            )
+        base = next(self._bases)
         owner = Allocation(self._blocks, base, nbytes)
         return DeviceBuffer(base, shape, dtype, self.device, stream, owner)
 

@@ -19,6 +19,7 @@ from engine.backends import Backend, BackendState, doors, open_backend, record
 from engine.errors import EngineError, ModelError
 from engine.formats import open_source
 from engine.host.child import command, environment
+from engine.plan.mixed.element_types import refused_by_type
 from engine.types import (
     Arithmetic,
     Capability,
@@ -33,7 +34,7 @@ from engine.types import (
 )
 from engine_testing import models
 from engine_testing.duties import NEVER_A_GAP
-from engine_testing.gaps import explain, operator_gap, operator_of, operators_of
+from engine_testing.gaps import explain, model_gap, operator_of, operators_of, types_of
 from engine_testing.gaps import sometimes as sometimes
 from engine_testing.making import floats as floats
 from engine_testing.making import longs as longs
@@ -88,7 +89,8 @@ class Trial:
     backend: its hooks. device: what it runs on, the first that the backend finds unless a level's
     `device_type` says otherwise. folder: where models are written. opened, compiled: operators of
     the models that the test has opened, and of those that compiled; reported: of the nodes that
-    `LoadedModel.unsupported` names.
+    `LoadedModel.unsupported` names. opened_types, compiled_types: of these models' inputs and
+    outputs.
     """
 
     def __init__(self, backend: Backend, folder: Path, closing: ExitStack) -> None:
@@ -98,6 +100,8 @@ class Trial:
         self.opened: set[str] = set()
         self.compiled: set[str] = set()
         self.reported: set[str] = set()
+        self.opened_types: set[str] = set()
+        self.compiled_types: set[str] = set()
         self._closing = closing
 
     def choose_device(self, device_type: str) -> None:
@@ -120,6 +124,7 @@ class Trial:
         """Return a model as the core hands it to a backend."""
         source = model if isinstance(model, ModelSource) else open_source(str(model(self.folder)))
         self.opened |= operators_of(source)
+        self.opened_types |= types_of(source)
         return source
 
     def load(self, model: Maker | ModelSource, **changes: Any) -> LoadedModel:
@@ -138,6 +143,7 @@ class Trial:
 
     def build(self, source: ModelSource, options: CompileOptions) -> Executable:
         """Load and compile, and let go of the loaded model; the caller closes the executable."""
+        self._refuse_other_types(source)
         loaded = self.backend.load(source, options)
         self._report(source, loaded)
         try:
@@ -145,6 +151,7 @@ class Trial:
         finally:
             loaded.close()
         self.compiled |= operators_of(source)
+        self.compiled_types |= types_of(source)
         return executable
 
     def refused(self) -> set[str]:
@@ -164,6 +171,16 @@ class Trial:
     def _report(self, source: ModelSource, loaded: LoadedModel) -> None:
         nodes = source.graph.nodes if source.graph is not None else ()
         self.reported |= {operator_of(nodes[index]) for index in loaded.unsupported}
+
+    def _refuse_other_types(self, source: ModelSource) -> None:
+        """Raise ModelError for what the core refuses: types that the device does not declare."""
+        info = self.backend.present.get(self.device)
+        if source.graph is None or info is None or not info.dtypes:
+            return
+        refused = refused_by_type(self.backend, self.device, source)
+        self.reported |= {operator_of(source.graph.nodes[index]) for index in refused}
+        for why in refused.values():
+            raise ModelError(f"{source.name}: {why}", source.name)
 
     def open(self, model: Maker | ModelSource, *inputs: Array, **changes: Any) -> Running:
         """Compile a model and open a context."""
@@ -220,10 +237,11 @@ class Level:
     device_type: the type of the device on trial, by default the first that is found. A backend
         with several types ("cpu", "npu") has a class for each.
     gaps: what the backend is known not to do: a test's name, with or without its parameters
-        ("test_x" or "test_x[int8]"), or an operator ("op:NonZero") -> why. Such a test must fail,
-        those with the operator where they are refused: one that passes is an error, so the list
-        cannot outlive the gap. `sometimes("why")` is for one that passes by chance, "op:*" for a
-        runtime of few operators or types: what `LoadedModel.unsupported` reports is a gap.
+        ("test_x" or "test_x[int8]"), an operator ("op:NonZero"), or an element type of inputs and
+        outputs ("dtype:int64") -> why. Such a test must fail, those with the operator or type
+        where they are refused: one that passes is an error, so the list cannot outlive the gap.
+        `sometimes("why")` is for one that passes by chance, "op:*" for a runtime of few operators
+        or types: what `LoadedModel.unsupported` reports is a gap.
     shares_devices: False where two ranks of a group need two devices, as with NCCL.
     trials: what opens models for the tests; a subclass of Trial may give other options or shapes.
     crashes: like `gaps`, for what would end the process or hang: such a test is not run. Take
@@ -303,7 +321,7 @@ class Level:
 
 
 def _explaining(test: Callable[..., None]) -> Callable[..., None]:
-    """Return a test whose failures say more, and which knows of gaps by operator."""
+    """Return a test whose failures say more, and which knows of gaps by operator or type."""
 
     @wraps(test)
     def run(self: Level, **arguments: Any) -> None:
@@ -313,17 +331,18 @@ def _explaining(test: Callable[..., None]) -> Callable[..., None]:
             test(self, **arguments)
         except (Exception, pytest.fail.Exception) as error:
             refused: set[str] = set()
+            opened, types = (trial.opened, trial.opened_types) if trial else (refused, refused)
             if trial is not None and isinstance(error, ModelError):
                 refused = trial.refused()
-                test_name = self.case.partition("[")[0]
-                # Of a model that was refused as a whole nothing ran, so no result can be wrong.
-                declarable = refused if test_name in NEVER_A_GAP else trial.opened | refused
-                gap = operator_gap(self.gaps, declarable, refused)
+                gap = model_gap(self.gaps, opened | refused, types, refused)
+                if self.case.partition("[")[0] in NEVER_A_GAP:
+                    # Of a model that was refused as a whole nothing ran, so no result is wrong.
+                    gap = model_gap(self.gaps, refused, (), refused)
                 if gap:
                     pytest.xfail(f"{gap}: {self.gaps[gap]}")
-            explain(error, self.case, self.needed, refused or (trial.opened if trial else ()))
+            explain(error, self.case, self.needed, opened, types, refused)
             raise
-        gap = operator_gap(self.gaps, trial.compiled) if trial is not None else ""
+        gap = model_gap(self.gaps, trial.compiled, trial.compiled_types) if trial else ""
         assert not gap or isinstance(self.gaps[gap], sometimes), (
             f"the gap {gap!r} is closed: such a model compiles; remove the entry"
         )

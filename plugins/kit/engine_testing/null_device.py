@@ -27,6 +27,7 @@ from engine.types import (
     CommunicatorOptions,
     CompileOptions,
     Device,
+    DeviceMemory,
     DType,
     Executable,
     LoadedModel,
@@ -69,6 +70,7 @@ ALSO = {
     Capability.UPDATE_WEIGHTS,
     Capability.COLLECTIVES,
     Capability.QUEUED_COLLECTIVES,
+    Capability.DEVICE_MEMORY,
 }
 
 
@@ -153,6 +155,14 @@ def engine_order(device: Device, earlier: int, later: int | None) -> bool:
     """Order two streams; without this, `later` would find garbage."""
     fake_device().order(earlier, later)
     return True
+
+
+@hookimpl
+def engine_memory() -> DeviceMemory:
+    """Tell what is left: this process has all that is used."""
+    device = fake_device()
+    used = device.held_bytes
+    return DeviceMemory(free_bytes=device.memory_bytes - used, used_bytes=used, own_bytes=used)
 
 
 # ------------------------------------------------------------------------------------ collectives

@@ -21,7 +21,7 @@ STORED_SCALE = np.float32(1 / 64)
 BLOCK_WIDTH = 16
 
 # The operator set that has a type first.
-_OPSETS = {"float8": 19, "int4": 21, "float4": 23, "float8_e8m0": 24, "int2": 25, "float6": 28}
+_OPSETS = {"float8": 19, "int4": 21, "float4": 23, "float8_e8m0": 24, "int2": 25, "float6_": 28}
 
 
 def int8_weight() -> npt.NDArray[np.int8]:
@@ -101,9 +101,20 @@ def cast_and_back(folder: Path, dtype: DType) -> Path:
         small = Cast <to = {dtype.onnx}> (x)
         y = Cast <to = 1> (small)
     }}"""
-    ir_version = 14 if "float6" in dtype else 13 if opset > 23 else 11
+    ir_version = 14 if "float6_" in dtype else 13 if opset > 23 else 11
     name = f"cast_{text_name(dtype)}"
     return graph(folder, name, text, opset=opset, ir_version=ir_version)
+
+
+def turned(folder: Path, dtype: DType) -> Path:
+    """y = transpose(x) with x of any `dtype`, shape [2, n], in the operator set that has it."""
+    opset = max((number for part, number in _OPSETS.items() if part in dtype), default=17)
+    # Transpose takes types of fewer bits from a later operator set on than Cast does.
+    opset = max(opset, 21) if dtype.bits and dtype.bits < 16 and opset > 17 else opset
+    kind = text_name(dtype)
+    ir_version = 14 if "float6_" in dtype else 13 if opset > 23 else 11 if opset > 17 else 8
+    text = f"({kind}[2, n] x) => ({kind}[n, 2] y) {{ y = Transpose <perm = [1, 0]> (x) }}"
+    return graph(folder, f"turned_{kind}", text, opset=opset, ir_version=ir_version)
 
 
 def block(folder: Path) -> Path:

@@ -52,6 +52,12 @@ KIT: dict[str, tuple[str, dict[str, object], list[str]]] = {
     "GapOfAnOperatorThatIsThere": ("faultless", {"gaps": {"op:NonZero": "it once had none"}},
         [DATA]),
     "GapOfNoOperator": ("faultless", {"gaps": {"op:NonZeros": "misspelt"}}, [NAMES]),
+    "GapOfAType": ("narrow", {"gaps": {"dtype:int64": "it has 32 bits"}},
+        [WHOLE, CLOSED_FORM, NAMES]),
+    "WithoutAGapOfAType": ("narrow", {}, [WHOLE]),
+    "GapOfATypeThatIsThere": ("faultless", {"gaps": {"dtype:int64": "it once had none"}},
+        [WHOLE]),
+    "GapOfNoType": ("faultless", {"gaps": {"dtype:int65": "misspelt"}}, [NAMES]),
     "GapThatIsNever": ("faultless", {"gaps": {CLOSED_FORM: "it is wrong"}}, [NAMES]),
     "GapThatSometimesPasses": ("faultless", {"gaps": {SCALAR: sometimes("by chance")}},
         [SCALAR, NAMES]),
@@ -74,7 +80,7 @@ BEGIN = """
 import os
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine.types import Device, Devices
+from engine.types import Device, Devices, DType
 from engine_testing import null_device as null
 from engine_testing.null_device import *
 
@@ -101,6 +107,14 @@ def engine_predict(context, inputs, outputs, deadline_s):
 @hookimpl
 def engine_load(source, options):
     return null.engine_load(source, replace(options, options={"unsupported_ops": "NonZero"}))
+""",
+    "narrow": """
+    return replace(info, name="narrow")
+
+@hookimpl
+def engine_devices():
+    [found] = null.engine_devices().found
+    return Devices((replace(found, dtypes=frozenset(DType) - {DType.INT64}),))
 """,
     "without_device": """
     return replace(info, name="without_device")
@@ -210,6 +224,15 @@ def order(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         (f"WithoutAGapOfAnOperator.{DATA}", "failed", 'gaps = {"op:NonZero": "why"}'),
         (f"GapOfAnOperatorThatIsThere.{DATA}", "failed", "is closed"),
         (f"GapOfNoOperator.{NAMES}", "failed", "'op:NonZeros' names no operator"),
+        (f"GapOfAType.{WHOLE}[int64]", "xfailed", "dtype:int64: it has 32 bits"),
+        (f"GapOfAType.{WHOLE}[int32]", "passed", ""),
+        (f"GapOfAType.{CLOSED_FORM}[3]", "passed", ""),
+        (f"GapOfAType.{NAMES}", "passed", ""),
+        (f"WithoutAGapOfAType.{WHOLE}[int64]", "failed", "element type int64 is not among those"),
+        (f"WithoutAGapOfAType.{WHOLE}[int64]", "failed", 'gaps = {"dtype:int64": "why"}'),
+        (f"GapOfATypeThatIsThere.{WHOLE}[int64]", "failed", "'dtype:int64' is closed"),
+        (f"GapOfATypeThatIsThere.{WHOLE}[int32]", "passed", ""),
+        (f"GapOfNoType.{NAMES}", "failed", "'dtype:int65' names no element type"),
         (f"GapThatIsNever.{NAMES}", "failed", "wrong in silence"),
         (f"GapThatSometimesPasses.{SCALAR}", "passed", ""),
         (f"GapThatSometimesPasses.{NAMES}", "passed", ""),
@@ -264,8 +287,9 @@ def test_the_simplest_tests_come_first(order: list[str]) -> None:
     modules = [getattr(BackendConformance, test).__module__.rpartition(".")[2] for test in tests]
     assert [module for module, _ in itertools.groupby(modules)] == [
         "manifest", "semantics", "numerics", "arithmetic", "meanings", "ownership", "errors",
-        "lifecycle", "settings", "process", "threads", "contexts", "compiled", "groups", "device_values",
-        "profile", "weights", "sharing", "ranks", "speed", "lifecycle", "conformance",
+        "lifecycle", "settings", "process", "threads", "contexts", "compiled", "groups",
+        "device_facts", "device_values", "profile", "weights", "sharing", "ranks", "speed",
+        "lifecycle", "conformance",
     ]  # fmt: skip
     assert tests[0] == "test_the_manifest_says_who_the_backend_is"
     leaks = [test for test in tests if "leave_no_files" in test]

@@ -27,6 +27,13 @@ def test_a_backend_in_order_has_status_0(cli):
     assert summary == "no problem\n"
 
 
+def test_memory_of_devices_is_a_finding(cli):
+    assert re.search(r"\nok       memory: cpu:0: [\d.]+ GB free, [\d.]+ [GM]B used\n",
+                     cli("doctor", "cpu").out)  # fmt: skip
+    [cpu] = cli("doctor", "cpu", "--json").json["backends"]
+    assert cpu["devices"][0]["free_bytes"] > 0
+
+
 def test_a_problem_has_its_fix_below_it_and_status_1(cli, null_plugin, plugin_folder):
     null_plugin(plugin_folder, "abacus", CHECKS)
     done = cli("doctor", "abacus")
@@ -90,6 +97,9 @@ def test_programs_get_the_same_as_json(cli, null_plugin, plugin_folder):
     # The record is the one that `engine plugins` shows.
     listed = cli("plugins", "--json").json["backends"]
     [same] = [each for each in listed if each["name"] == "cpu"]
+    for found in (cpu, same):  # looked at one after the other
+        assert found["devices"][0].pop("free_bytes") > 0
+        assert found["devices"][0].pop("used_bytes") > 0
     assert {key: cpu[key] for key in same} == same
 
 

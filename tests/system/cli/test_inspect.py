@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import onnx
 import pytest
 from graphs import written
@@ -11,6 +12,7 @@ from onnx import numpy_helper
 
 import engine
 from engine_testing import models
+from engine_testing.making import graph
 
 
 def test_shows_inputs_outputs_operators_and_parameters(cli, digits):
@@ -46,6 +48,30 @@ def test_external_data_files_are_listed(cli, tmp_path):
     shown = cli("inspect", path, "--json").json
     assert shown["external_data"] == [{"file": "external.bin", "parameters": 1, "size_bytes": 1024}]
     assert re.search(r"external\.bin\s+1\s+1\.02 kB", cli("inspect", path).out)
+
+
+def test_what_integers_stand_for_is_shown(cli, tmp_path):
+    text = """(uint8[n, 3] x) => (int8[n, 3] y) {
+        real = DequantizeLinear(x, xs, xz)
+        y = QuantizeLinear<axis = -1>(real, ys, yz)
+    }"""
+    constants = {
+        "xs": np.array(0.5, np.float32), "xz": np.array(128, np.uint8),
+        "ys": np.array([1, 2, 4], np.float32), "yz": np.array([0, -1, 1], np.int8),
+    }  # fmt: skip
+    path = graph(tmp_path, "quantized", text, constants)
+    shown = cli("inspect", path).out
+    assert re.search(r"x +uint8 +\[n, 3\] +scale 0\.5, zero point 128\n", shown)
+    assert re.search(r"y +int8 +\[n, 3\] +3 scales along axis 1\n", shown)
+    values = cli("inspect", path, "--json").json
+    assert values["inputs"][0]["quantization"] == {
+        "scale": [0.5], "zero_point": [128], "axis": None
+    }  # fmt: skip
+    assert values["outputs"][0]["quantization"] == {
+        "scale": [1, 2, 4], "zero_point": [0, -1, 1], "axis": 1
+    }  # fmt: skip
+    plain = cli("inspect", models.affine(tmp_path), "--json").json
+    assert plain["inputs"][0]["quantization"] is None
 
 
 def test_other_domains_are_shown_without_a_runtime_that_knows_them(cli, tmp_path):
@@ -178,7 +204,7 @@ def test_memory_says_that_weights_in_attributes_are_not_counted(cli, tmp_path):
     why = cli("cache", "why", path, "--set", "common_context.compile_cache=on")
     assert f"its weights are 0 bytes ({said}), and models below" in why.text
     with engine.load(path) as model:
-        assert str(model.memory()).endswith(f"weights: {said}")
+        assert f"\nweights: {said}\n" in str(model.memory())
 
 
 def test_memory_is_the_cpus_where_no_target_is_named(cli, digits):

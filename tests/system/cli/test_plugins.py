@@ -32,12 +32,50 @@ def engine_predict(context, inputs): ...
 """
 
 
+FACTS = """
+from dataclasses import replace
+from engine.hookspecs import hookimpl
+from engine.types import BackendInfo, Capability, Device, DeviceInfo, DeviceMemory, Devices, DType
+from engine_testing import null
+from engine_testing.null import *
+
+DEVICES = [
+    DeviceInfo(Device("odd", 0), "eight bits", 16 << 30, {}, frozenset({DType.UINT8, DType.BOOL})),
+    DeviceInfo(Device("odd", 1), "silent", lacks={"device_memory": "it has no counter"}),
+    DeviceInfo(Device("odd", 2), "vague"),
+]
+
+@hookimpl
+def engine_backend():
+    capabilities = frozenset({Capability.DEVICE_MEMORY})
+    return BackendInfo(name=NAME, version="9", device_types=("odd",), capabilities=capabilities)
+
+@hookimpl
+def engine_devices():
+    return Devices(tuple(DEVICES))
+
+@hookimpl
+def engine_memory(device):
+    if NAME == "fatal":
+        import os
+        os.kill(os.getpid(), 11)
+    if NAME == "failing":
+        raise RuntimeError("the counter is stuck")
+    assert device.id != 1, "it lacks the capability"
+    if device.id == 2:
+        return DeviceMemory()
+    return DeviceMemory(free_bytes=12 << 30, used_bytes=4 << 30)
+"""
+
+
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory):
     """One backend for each state."""
     folder = tmp_path_factory.mktemp("zoo")
     with installed(folder):
         install(folder, "null", "engine_testing.null_device", version="1.2.3")
+        for name in ("facts", "failing", "fatal"):
+            install(folder, name, f"{name}_plugin", source=f"NAME = {name!r}\n{FACTS}")
         install(folder, "off", "off", source="raise SystemExit('imported')")
         install(folder, "lonely", "lonely", source=NO_DEVICE)
         install(folder, "torn", "torn", source="import no_such_vendor_library\n")
@@ -94,6 +132,30 @@ def test_a_ready_backend_shows_its_version_and_devices_beside_broken_ones(cli, r
     assert rows[number].split()[1:5] == ["null", "ready", "engine-plugin-null", "1.2.3"]
     assert "null:0" in rows[number + 1]
     assert "  reason: no card in any slot\n  fix: plug one in\n" in done.out
+
+
+def test_memory_and_element_types_of_devices_are_shown(cli, records):
+    out = cli("plugins").out
+    [shown] = re.findall(r"odd:0, eight bits, [^\n]*free[^\n]*", out)
+    assert shown.split(", ")[2:] == ["17.2 GB", "12.9 GB free", "4.29 GB used"]
+    assert re.search(r"odd:1, silent\n", out)
+    assert "\nfacts (ready):\n" in out
+    assert "  element types: odd:0 has bool, uint8\n" in out
+    found = {each["name"]: each for each in cli("plugins", "--json").json["backends"]}
+    first, silent, vague = found["facts"]["devices"]
+    assert (first["free_bytes"], first["used_bytes"]) == (12 << 30, 4 << 30)
+    assert first["dtypes"] == ["bool", "uint8"]
+    assert (silent["free_bytes"], vague["free_bytes"], vague["dtypes"]) == (None, None, [])
+    cpu = found["cpu"]["devices"][0]
+    assert 0 < cpu["free_bytes"] <= cpu["memory_bytes"]
+
+
+def test_a_hook_of_memory_that_fails_or_crashes_takes_nothing_with_it(cli, records):
+    found = {each["name"]: each for each in cli("plugins", "--json").json["backends"]}
+    for name, words in (("failing", "the counter is stuck"), ("fatal", "SIGSEGV in engine_memory")):
+        assert found[name]["state"] == "ready"
+        assert any(words in text for text in found[name]["warnings"])
+        assert found[name]["devices"][0]["free_bytes"] is None
 
 
 def test_the_entries_of_other_doors_are_shown_with_their_package_and_reason(cli, records):

@@ -12,6 +12,7 @@ from engine import types
 from engine.errors import one_line
 from engine.hookspecs import hookimpl
 from engine.options import parsed
+from engine_openvino.nodes import DTYPES
 
 VERSION = "0.1.0"
 DEVICE = types.Device("cpu", 0)
@@ -54,16 +55,14 @@ def engine_devices() -> types.Devices:
         name = core().get_property("CPU", "FULL_DEVICE_NAME")
     except Exception as error:  # of a broken library: ImportError, OSError, RuntimeError
         return types.Devices(reason=f"OpenVINO has no CPU device: {one_line(error)}", fix=fix)
-    found = types.DeviceInfo(DEVICE, f"{name} (OpenVINO {version('openvino')})")
-    return types.Devices(found=(found,))
+    name = f"{name} (OpenVINO {version('openvino')})"
+    return types.Devices(found=(types.DeviceInfo(DEVICE, name, dtypes=DTYPES),))
 
 
 @hookimpl
 def engine_diagnose() -> Sequence[types.Check]:
-    devices = engine_devices()
-    return [
-        types.Check("OpenVINO has a CPU device", bool(devices.found), devices.reason, devices.fix)
-    ]
+    found = engine_devices()
+    return [types.Check("OpenVINO's CPU device", bool(found.found), found.reason, found.fix)]
 
 
 def settings(options: types.CompileOptions) -> dict[str, Any]:

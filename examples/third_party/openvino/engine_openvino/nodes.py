@@ -24,6 +24,7 @@ TYPES = {
     for group, names in TABLE["operators"].items()
     for name in names.split()
 }
+DTYPES = frozenset(map(DType, TABLE["types"]["moves"].split()))  # these have all the others
 COMPARISONS = {*f"{TABLE['operators']['comparisons']} {TABLE['operators']['orders']}".split()}
 INDEX_BITS, COMPARED_BITS, FIRST_OPSET = 31, 24, 13
 
@@ -53,9 +54,8 @@ class Scope:
 
     def of(self, node: Any) -> list[str]:
         """Return the element types of a node's inputs and outputs."""
-        return [
-            self.types.get(name, "unknown type or rank") for name in (*node.input, *node.output)
-        ]
+        names = (*node.input, *node.output)
+        return [self.types.get(name, "unknown type or rank") for name in names]
 
 
 def bits(values: Any) -> int:

@@ -19,6 +19,7 @@ from engine.types import (
     Check,
     CompileOptions,
     Devices,
+    DType,
     KernelTime,
     MemoryReport,
     ModelSource,
@@ -192,6 +193,10 @@ class Faulty:
         return self.order(device, earlier, later)
 
     @hookimpl
+    def engine_memory(self, device: Any) -> Any:
+        return self.memory(device)
+
+    @hookimpl
     def engine_communicator(self, options: Any) -> Any:
         return self.communicator(options)
 
@@ -284,6 +289,9 @@ class Faulty:
     def order(self, device: Any, earlier: int, later: int | None) -> bool:
         return null.engine_order(device, earlier, later)
 
+    def memory(self, device: Any) -> Any:
+        return null.engine_memory()
+
     def communicator(self, options: Any) -> Any:
         return null.engine_communicator(options)
 
@@ -322,6 +330,10 @@ class Faulty:
 class Faultless(Faulty):
     """No fault: the whole kit passes, so what fails elsewhere is the fault and not `Faulty`."""
 
+    def devices(self) -> Devices:
+        [found] = super().devices().found
+        return Devices((replace(found, dtypes=frozenset(DType)),))
+
 
 # Each registers its faults.
 from faulty import (  # noqa: E402
@@ -329,6 +341,7 @@ from faulty import (  # noqa: E402
     compiled,
     contexts,
     device,
+    facts,
     groups,
     life,
     meanings,
@@ -351,6 +364,7 @@ __all__ = [
     "compiled",
     "contexts",
     "device",
+    "facts",
     "groups",
     "life",
     "meanings",

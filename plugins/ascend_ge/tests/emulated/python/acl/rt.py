@@ -181,6 +181,20 @@ def malloc(size: int, policy: int) -> tuple[int, int]:
     return machine.memory.allocate(context.device, size), OK
 
 
+@api("rt.get_mem_info")
+def get_mem_info(attribute: int) -> tuple[int, int, int]:
+    """Give the free and all memory of the device; of a kind that it does not have, no bytes."""
+    context = _context()
+    if context is None:
+        return 0, 0, _no_context()
+    if attribute not in range(6):
+        return 0, 0, errors.INVALID_PARAM
+    if attribute != machine.memory_kind:
+        return 0, 0, OK
+    used = machine.memory.used_bytes(context.device)
+    return machine.memory_bytes - used, machine.memory_bytes, OK
+
+
 @api("rt.free")
 def free(pointer: int) -> int:
     if _context() is None:

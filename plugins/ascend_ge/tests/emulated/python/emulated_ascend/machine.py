@@ -58,6 +58,7 @@ class Machine:
         self.devices: int = config.get("devices", 2)
         self.soc: str | None = config.get("soc", "Ascend910B3")
         self.memory_bytes: int = config.get("memory_bytes", 1 << 30)
+        self.memory_kind: int = config.get("memory_kind", 1)  # ACL_HBM_MEM; 0 is ACL_DDR_MEM
         self.lock = threading.RLock()
         self.memory = Memory(self.fault)
         self.objects: dict[int, Any] = {}
