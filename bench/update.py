@@ -1,12 +1,13 @@
 """Live updates of weights: an update by swapping over one by rebuilding, and what predicts pay.
 
-    python bench/update.py                      both tables
+    python bench/update.py                      all tables
     python bench/update.py predict -n 40        one, with more rounds
 
 update: one weight of 16 MB in 24 of them, 400 MB. predict: one updatable weight of 64 MB in six,
-over the model without any, batches 1, 8 and 64. One thread, CPU time, taken in turns; see
-`measure`. Random weights; 3 GB of memory while this runs. Needs the cpu backend and the onnx
-package. `--json` for programs.
+over the model without any, batches 1, 8 and 64. held: weights that the null backend holds itself,
+and weights that the core holds as inputs: the core's own cost. One thread, CPU time, taken in
+turns; see `measure`. Random weights; 3 GB of memory while this runs. Needs the cpu backend, the
+onnx package and the kit. `--json` for programs.
 """
 
 from __future__ import annotations
@@ -106,14 +107,49 @@ def predict(folder: Path, rounds: int) -> list[Row]:
     return rows
 
 
-TABLES = {"update": (update, 8), "predict": (predict, 20)}
+def held(folder: Path, rounds: int) -> list[Row]:
+    from engine_testing import models, plugins
+
+    with plugins.installed(folder):
+        plugins.install(folder, "null", "engine_testing.null_device")
+        path = models.affine(folder)
+
+        def load(mode: str) -> engine.Model:
+            config = {"common_context": {"variable_weights_mode": mode}}
+            return engine.load(path, "null", variable_weights=["two", "one"], config=config)
+
+        core, backend, plain = load("swap"), load("auto"), engine.load(path, "null")
+        x, two = np.ones((1, 3), np.float32), {"two": np.ones(1, np.float32)}
+        predicts = {
+            "predict, weights in the backend, over a model without": (
+                lambda: backend.predict([x]),
+                REBUILT_AT_MOST,
+            ),
+            "predict, weights in the core, over a model without": (lambda: core.predict([x]), None),
+        }
+        updates = {
+            "update in the backend, over one in the core": (
+                lambda: backend.update_weights(two),
+                None,
+            )
+        }
+        clock = time.process_time
+        return [
+            *compare(lambda: plain.predict([x]), predicts, rounds=rounds, calls=500, clock=clock),
+            *compare(
+                lambda: core.update_weights(two), updates, rounds=rounds, calls=500, clock=clock
+            ),
+        ]
+
+
+TABLES = {"update": (update, 8), "predict": (predict, 20), "held": (held, 20)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("tables", nargs="*", choices=[*TABLES, []], metavar="update|predict")
+    parser.add_argument("tables", nargs="*", choices=[*TABLES, []], metavar="update|predict|held")
     parser.add_argument("-n", "--rounds", type=int, metavar="N")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()

@@ -40,7 +40,8 @@ def ask(name, thing):
 
 ask("probe_all", lambda: engine.load(sys.argv[1], "no_such_target"))
 x = np.ones((2, 3), np.float32)
-with engine.load(sys.argv[1], "null", variable_weights=["two"]) as model:
+swap = {"common_context": {"variable_weights_mode": "swap"}}
+with engine.load(sys.argv[1], "null", variable_weights=["two"], config=swap) as model:
     assert model(x=x)["y"].tolist() == [[3.0] * 3] * 2
     model.update_weights({"two": np.full(1, 5, np.float32)})
     assert model(x=x)["y"].tolist() == [[6.0] * 3] * 2
@@ -50,6 +51,7 @@ with engine.load(sys.argv[1], "null", variable_weights=["two"]) as model:
     shared = {"common_context": {"shareable_weight_mem_handle": "12"}}
     asked = {
         "request_queue": lambda: asyncio.run(model.predict_async(x)),
+        "compile_in_place": lambda: engine.load(sys.argv[1], "null", variable_weights=["two"]),
         "compile_with_fallback": lambda: engine.load(
             sys.argv[1], "null", config={"null_context": {"unsupported_ops": "Mul"}}
         ),
@@ -128,7 +130,7 @@ def test_the_core_works_without_its_wings_and_names_what_is_missing(
     done = subprocess.run(command, capture_output=True, text=True, env=there)
     assert done.returncode == 0, done.stderr
     lines = dict(line.split(" | ") for line in done.stdout.splitlines())
-    assert len(lines) == 15
+    assert len(lines) == 16
     for name, text in lines.items():
         assert text.startswith(f"{name} is not installed: there is no module 'engine.")
         assert "; run: pip install " in text

@@ -23,6 +23,7 @@ from engine.host.interrupts import raised_by_handler
 class UpdateMode(StrEnum):
     """The way in which new weights reach a model."""
 
+    AUTO = "auto"  # the backend exchanges them in place where it can; else swap
     SWAP = "swap"  # they are inputs of the graph, whose values the core holds
     REBUILD = "rebuild"  # they are constants; an update builds the model anew, and exchanges it
 
@@ -44,7 +45,7 @@ class Declaration:
 
     names: tuple[str, ...] = ()
     own_names: Mapping[str, str] = field(default_factory=dict)
-    mode: UpdateMode = UpdateMode.SWAP
+    mode: UpdateMode = UpdateMode.AUTO
     kind: UpdateKind = UpdateKind.REPLACE
 
 
@@ -78,7 +79,7 @@ def declaration_of(
     return Declaration(
         names=tuple(declared),
         own_names=own_names,
-        mode=_choice(common, MODE, UpdateMode, UpdateMode.SWAP),
+        mode=_choice(common, MODE, UpdateMode, UpdateMode.AUTO),
         kind=_choice(common, KIND, UpdateKind, UpdateKind.REPLACE),
     )
 

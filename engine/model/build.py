@@ -141,7 +141,7 @@ def _build(
         if groups and recipe.path and state.sharing is None:
             state.sharing = groups.get(os.path.realpath(recipe.path))
         recipe.sharing = state.sharing
-        recipe.is_resizable = state.is_resizable
+        recipe.is_resizable, recipe.has_peers = state.is_resizable, state.has_peers
         observation = None
         try:
             if not (state.is_inner or extensions.unseen.trials):

@@ -96,13 +96,15 @@ def build(
     path: str,
     variable_weights: Sequence[str] = (),
     *,
+    in_place: bool = False,
     sharing: Sharing | None = None,
     by_handle: bool = False,
     is_resizable: bool = True,
 ) -> Built:
     """Build a model that was opened with `targets.suffixes`. path: how extensions know it.
 
-    sharing: as for `open_targets`. by_handle: lend or borrow weights by a handle, where the
+    in_place: the backend may hold the variable weights, where nobody shares them. sharing: as for
+    `open_targets`. by_handle: lend or borrow weights by a handle, where the
     configuration says so. is_resizable: who asks for predicts may resize it. A model whose
     predicts are measured is not kept in compiled form.
     """
@@ -124,6 +126,7 @@ def build(
             source,
             targets,
             variable_weights=variable_weights,
+            in_place=in_place and sharing is None and lending is None,
             forms=None if options.profile_to else lending or cache,
         )
         try:
@@ -157,7 +160,8 @@ class Recipe:
     extensions know it. weights: None where none are variable. sharing: what the model has in common
     with others. compiled: opens the file again, of a form that a backend compiled; None for a
     model. data_files: the files beside the model's that it was built of, as they were then.
-    is_resizable: see `build`. kept: sections that its conversion has declared.
+    is_resizable: see `build`. has_peers: other models change their weights with it. kept:
+    sections that its conversion has declared.
     Not locked: the model builds one after the other.
     """
 
@@ -177,6 +181,7 @@ class Recipe:
         self.weights: VariableWeights | None = None
         self.sharing: Sharing | None = None
         self.is_resizable = True
+        self.has_peers = False
         self.kept: Config = MappingProxyType({})
         self.context = context
         self._file: ModelFile | None = file
@@ -218,6 +223,7 @@ class Recipe:
             targets,
             self.path,
             names,
+            in_place=self.is_in_place,
             sharing=self.sharing,
             by_handle=True,
             is_resizable=self.is_resizable,
@@ -285,6 +291,15 @@ class Recipe:
     def is_rebuilt(self) -> bool:
         """True where an update builds the model anew."""
         return self._declaration is not None and self._declaration.mode == "rebuild"
+
+    @property
+    def is_in_place(self) -> bool:
+        """True where a backend that can exchange the weights itself is to hold them.
+
+        With peers, all of which change or none does, the core holds them: a backend may fail.
+        """
+        declaration = self._declaration
+        return declaration is not None and declaration.mode == "auto" and not self.has_peers
 
 
 def _opened_again(

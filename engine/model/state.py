@@ -66,6 +66,7 @@ class ModelState:
     recipe: what it was built of; None after closing. provider, own_names: the recipe's.
     declared: the signature as in the file. dims: the shapes of the last resize. is_reshaped: built
         for other sizes than the file fixes. is_resizable: False in a runner, which has no resize.
+    has_peers: its weights change together with those of other models.
     is_inner: a runner's, which tells observers of its requests itself. observation: what tells
         them of this model; None where nobody observes it.
     named: how many inputs a call by name has to have.
@@ -80,6 +81,7 @@ class ModelState:
         "built",
         "declared",
         "dims",
+        "has_peers",
         "inputs",
         "is_inner",
         "is_reshaped",
@@ -107,6 +109,7 @@ class ModelState:
         self.dims: Sequence[Sequence[int]] | None = None
         self.is_reshaped = False
         self.is_resizable = True
+        self.has_peers = False
         self.is_inner = False
         self.observation: Observation | None = None
         self.sharing: Sharing | None = None

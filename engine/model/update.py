@@ -24,6 +24,7 @@ from engine.formats.collectives import part_of
 from engine.host.interrupts import raised_by_handler
 from engine.model.recipe import Built, Recipe, build, open_targets
 from engine.model.state import ModelState
+from engine.plan.weights import PlanWeights
 from engine.runtime import resizing
 from engine.runtime.inputs import ThreadInputs, check_owner
 from engine.runtime.resizing import OPEN, check_resize
@@ -35,12 +36,14 @@ if TYPE_CHECKING:
     from engine.plan import Plan
     from engine.runtime.signature import Signature
     from engine.tensor import Tensor
+    from engine.types import Value
     from engine.weights.variables import Update
 
 
 class Change(NamedTuple):
     """An update of weights that is prepared. One of the two; neither can fail.
 
+    Except for weights that a backend holds: `switch` may raise, and then nothing has changed.
     built: takes the place of what the model is. switch: has what the model is take other weights.
     weights: the names of those that it changes, in the order of the update.
     """
@@ -270,17 +273,39 @@ def _built_anew(
         if update:  # in no file, and most likely never seen again
             config, sharing = without_cache(config), None
     targets = open_targets(recipe.context, config, sharing=sharing, profile_to=profile_to)
-    built = build(source, targets, recipe.path, sharing=sharing, is_resizable=recipe.is_resizable)
+    built = build(
+        source,
+        targets,
+        recipe.path,
+        in_place=recipe.is_in_place,
+        sharing=sharing,
+        is_resizable=recipe.is_resizable,
+    )
     built = built._replace(loan=old.loan)
     if update is not None:
         return built._replace(updated=update)
-    if built.plan.weights is not None and old.plan.weights is not None:
-        try:
-            built.plan.weights.update(old.plan.weights.current())
-        except BaseException:  # a device's memory is full
-            built.plan.pool.close()
-            raise
+    try:
+        _hand_on(recipe, old.plan, built.plan)
+    except BaseException:  # a device's memory is full
+        built.plan.pool.close()
+        raise
     return built
+
+
+def _hand_on(recipe: Recipe, old: Plan, new: Plan) -> None:
+    """Give a plan the variable weights that another has by now, whoever holds them."""
+    if old.weights is None or new.weights is None:
+        return
+    assert recipe.weights is not None
+    if isinstance(old.weights, PlanWeights):
+        values: Mapping[str, Value] = old.weights.current()
+        is_added = False
+    else:
+        values, is_added = old.weights.given, old.weights.is_added
+    if isinstance(new.weights, PlanWeights):
+        new.weights.update(recipe.weights.resulting(values) if is_added else values)
+    elif values:
+        new.weights.update(values, is_added)
 
 
 def _prepared_update(
@@ -300,9 +325,13 @@ def _prepared_update(
             "variable_weights=[...], or [common_context] variable_weights_list"
         )
     new = weights.read(update, plan.devices)
-    if plan.weights is not None:
-        prepared = plan.weights.prepared(weights.resulting(new))
-        return Change(switch=partial(plan.weights.exchange, prepared), weights=tuple(new))
+    held = plan.weights
+    if isinstance(held, PlanWeights):
+        prepared = held.prepared(weights.resulting(new))
+        return Change(switch=partial(held.exchange, prepared), weights=tuple(new))
+    if held is not None:
+        switch = partial(held.exchange, held.prepared(new), weights.kind == "add")
+        return Change(switch=switch, weights=tuple(new))
     loaded = {}
     if weights.kind == "add":
         loaded = {slot.name: slot.initial for slot in _source(recipe, None).variables}

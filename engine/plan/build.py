@@ -26,13 +26,15 @@ def build_plan(
     targets: Targets,
     *,
     variable_weights: Sequence[str] = (),
+    in_place: bool = False,
     forms: CompiledForms | None = None,
 ) -> Plan:
     """Compile a model for the first of the targets that can be had and can run it.
 
     source: validated, and opened with `targets.suffixes`. variable_weights: names that it must
-        have among its `variables`, to be exchanged later through `Plan.weights`. forms: where
-        compiled forms are kept.
+        have among its `variables`, to be exchanged later through `Plan.weights`. in_place:
+        a backend that can exchange them holds them itself, where the model is one executable.
+        forms: where compiled forms are kept.
     A later target is tried only because the user listed it; the plan then says so. It also gets
     the nodes that an earlier one reports as unsupported, as do the backends that complete one
     (`BackendInfo.completed_by`). Raises BackendError with the reasons of all targets, ModelError,
@@ -45,7 +47,7 @@ def build_plan(
     for target in targets:
         targets.options.check_cancelled()
         try:
-            plan = _plan_for(target, targets.options, source, forms)
+            plan = _plan_for(target, targets.options, source, forms, in_place)
         except (BackendError, ModelError) as error:
             targets.pass_over(target, error)
             continue
@@ -59,7 +61,11 @@ def build_plan(
 
 
 def _plan_for(
-    target: OpenTarget, options: BuildOptions, source: ModelSource, forms: CompiledForms | None
+    target: OpenTarget,
+    options: BuildOptions,
+    source: ModelSource,
+    forms: CompiledForms | None,
+    in_place: bool,
 ) -> Plan:
     """Compile a model for one target, and for what completes it."""
     backend = target.backend
@@ -70,7 +76,18 @@ def _plan_for(
     if _needs_ranks(source.graph):
         plan: Plan = wing("compile_rank")(first, source, further, options.open_ranks)
         return _with_held_values(plan)
+    if in_place and _can_update(first, source):
+        updatable: Plan | None = wing("compile_in_place")(first, source)
+        if updatable is not None:
+            return updatable
     return _with_held_values(compile_plan(first, source, further))
+
+
+def _can_update(candidate: Candidate, source: ModelSource) -> bool:
+    """Return whether a model has variable weights, which the backend may hold itself."""
+    if not variables_of(source) or state_of(source):
+        return False
+    return not candidate.backend.lacks(Capability.UPDATE_WEIGHTS, candidate.options.device)
 
 
 def _with_held_values(plan: Plan) -> Plan:

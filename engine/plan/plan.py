@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 from engine.backends import Backend
 from engine.backends.attribution import attribute_errors_to
 from engine.plan.contexts import ContextPool
-from engine.plan.reports import InParts, KernelTimes, PartReports, part_profile
+from engine.plan.reports import InParts, KernelTimes, PartReports, held_by_core, part_profile
 from engine.types import (
     CompileOptions,
     Device,
@@ -19,6 +19,7 @@ from engine.types import (
     ModelSource,
     Placement,
     Predict,
+    Value,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +28,30 @@ if TYPE_CHECKING:
     from engine.plan.weights import PlanWeights
 
 T = TypeVar("T")
+
+
+class InPlaceWeights(Protocol):
+    """Variable weights that a backend holds: see `engine.plan.in_place`.
+
+    given: the last update of each weight, in host memory; nothing of one that was not updated.
+    is_added: these are added to the weights as loaded.
+    """
+
+    given: Mapping[str, Value]
+    is_added: bool
+
+    def update(self, weights: Mapping[str, Value], is_added: bool) -> None:
+        """Exchange weights; see `prepared` and `exchange`."""
+
+    def prepared(self, weights: Mapping[str, Value]) -> Mapping[str, Value]:
+        """Return a copy of checked values, for `exchange`. Raises ModelStateError once closed."""
+
+    def exchange(self, prepared: Mapping[str, Value], is_added: bool) -> None:
+        """Have every predict that begins from now on use what was prepared.
+
+        Raises what engine_update_weights raises, and then nothing has changed, or the backend
+        refuses each later predict; ModelStateError once the model is closed.
+        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +81,7 @@ class Plan:
     parts: tuple[tuple[Backend, Device], ...] = ()
     fallback_reasons: Mapping[int, str] = field(default_factory=dict)
     devices: tuple[Device, ...] = ()
-    weights: PlanWeights | None = None
+    weights: PlanWeights | InPlaceWeights | None = None
     rank: int = 0
     world_size: int = 1
     refuse: Callable[[str], None] | None = None
@@ -83,7 +108,9 @@ class Plan:
         if isinstance(self.executable, InParts):
             return self.executable.memory_by_part()
         with attribute_errors_to(self.backend, "memory"):
-            return [(self.backend.name, self.device, self.executable.memory())]
+            report = self.backend.name, self.device, self.executable.memory()
+        given = getattr(self.weights, "given", {})  # by updates, of weights that the backend holds
+        return [report, *held_by_core(given.values())]
 
     def profile(self) -> KernelTimes:
         """Return the times of all predicts of a plan that was built to be measured.

@@ -191,8 +191,9 @@ class ModelParallelRunner(Runner):
 
         model = Model()
         state = model_state(model)
-        state.is_resizable, state.is_inner = False, True
         parallel = context.parallel
+        state.is_resizable, state.is_inner = False, True
+        state.has_peers = len(parallel.device_ids) > 1
         config: dict[str, dict[str, str]] = vars(parallel).get("config_info", {})
         if further:
             added = {name: {**config.get(name, {}), **further[name]} for name in further}

@@ -29,7 +29,10 @@ def key_of(backend: Backend, options: CompileOptions) -> dict[str, str]:
     with attribute_errors_to(backend, "engine_compiled_key"):
         own: Mapping[str, str] = backend.bind("engine_compiled_key")(options)
     key = {f"{backend.name}: {name}": text for name, text in own.items()}
-    return key | {"backend": backend.name, "device": options.device.type}
+    key |= {"backend": backend.name, "device": options.device.type}
+    if options.variable_weights:  # a form in which others are constants is another one
+        key["variable weights"] = json.dumps(options.variable_weights)
+    return key
 
 
 def identify(digests: Digests, key: Mapping[str, str], source: ModelSource) -> Identity:

@@ -87,7 +87,7 @@ class VariableWeights:
                     "be added; set [common_context] variable_weights_update = replace",
                     spec.name,
                 )
-        keeps = is_added and self.mode is UpdateMode.SWAP
+        keeps = is_added and self.mode is not UpdateMode.REBUILD
         self._loaded = {slot.name: slot.initial for slot in slots} if keeps else {}
 
     def read(self, weights: Update, devices: Sequence[Device]) -> dict[str, Value]:

@@ -38,7 +38,7 @@ class ServedModel:
         self._assignment = assignment
         self._model = Model()
         self._state = model_state(self._model)
-        self._state.is_inner = True
+        self._state.is_inner = self._state.has_peers = True
         self._can_stop = False
         self._lock = threading.Lock()
         self._number = 0  # of the run under way, or the last

@@ -25,7 +25,7 @@ def test_names_are_taken_once_in_the_order_of_their_declaration(tmp_path: Path) 
     declaration = declaration_of(config, ("first",))
     assert declaration.names == ("first", "x y", "net/a", "d", "net/c")
     assert declaration.own_names == {"b": "net/c"}
-    assert (declaration.mode, declaration.kind) == (UpdateMode.SWAP, UpdateKind.REPLACE)
+    assert (declaration.mode, declaration.kind) == (UpdateMode.AUTO, UpdateKind.REPLACE)
 
 
 @pytest.mark.parametrize(

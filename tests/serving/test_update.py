@@ -32,7 +32,7 @@ def weights(number: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("most", [1, 4])
-@pytest.mark.parametrize("mode", ["swap", "rebuild"])
+@pytest.mark.parametrize("mode", ["auto", "swap", "rebuild"])
 def test_no_client_sees_old_and_new_weights(null_backend, tmp_path, mode, most) -> None:
     is_over = threading.Event()
 

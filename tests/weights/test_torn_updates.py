@@ -118,7 +118,7 @@ def hammer(
     assert sum(running.counts) >= predicts
 
 
-@pytest.mark.parametrize("mode", ["swap", "rebuild"])
+@pytest.mark.parametrize("mode", ["auto", "swap", "rebuild"])
 @pytest.mark.parametrize(("target", "config"), TARGETS)
 def test_no_predict_is_of_two_updates(path, target, config, mode) -> None:
     updates, predicts = (12, 300) if mode == "rebuild" else (150, 300)

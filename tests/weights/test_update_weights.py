@@ -22,7 +22,7 @@ from engine_testing.making import tensor, write
 
 DATA = Path(__file__).parents[1] / "data" / "mindir"
 X = np.array([[1, 2, 3]], np.float32)
-MODES = ("swap", "rebuild")
+MODES = ("auto", "swap", "rebuild")
 both = pytest.mark.parametrize("mode", MODES)
 
 Load = Callable[..., Model]
@@ -459,3 +459,20 @@ def test_a_model_that_is_rebuilt_shares_the_plain_ones_entry_and_leaves_none_of_
     model.resize(model.get_inputs(), [[1, 3]])
     assert_gives(model, 3, 1)
     assert entries(folder) == before
+
+
+def test_no_way_of_updating_opens_the_form_of_another(
+    null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A MindIR file, which is kept in lowered form with a digest."""
+    monkeypatch.setenv("ENGINE_CACHE", "on")
+    x = np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32)
+    new = np.random.default_rng(1).standard_normal((256, 128)).astype(np.float32)
+    for mode in (*MODES, *MODES):  # cold, then warm
+        config: dict[str, dict[str, Any]] = common(mode=mode)
+        config["common_context"]["model_cache_dir"] = str(tmp_path)
+        path = DATA / "matmul_256.mindir"
+        with engine.load(path, "null", variable_weights=["weight"], config=config) as model:
+            assert model.predict([x])[0].shape == [8, 128]
+            model.update_weights({"weight": new})
+            np.testing.assert_allclose(model.predict([x])[0], x @ new, rtol=1e-4, atol=1e-4)

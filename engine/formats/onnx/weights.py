@@ -136,6 +136,7 @@ def with_constants(source: OpenedSource, values: Mapping[str, Array]) -> OpenedS
         graph=model.graph,
         files=files,
         variables=(),
+        digest="",
         are_mapped=False,
         folds_too_much=model.folds_too_much,
     )

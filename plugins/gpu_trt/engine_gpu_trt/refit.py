@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,8 @@ def declare(model: TrtModel, names: tuple[str, ...]) -> None:
 class Refit:
     """The variable weights of one engine.
 
-    source: the model, from which weights are read again where an update needs them.
+    source: the model, from which weights are read again where an update needs them; at once where
+    it is in memory, which is then not kept.
     """
 
     def __init__(self, engine: Engine, names: tuple[str, ...], source: ModelSource) -> None:
@@ -53,8 +55,10 @@ class Refit:
         parameters = {parameter.name: parameter for parameter in graph.parameters}
         self._engine = engine
         self._parameters = {name: parameters[name] for name in names if name in parameters}
-        self._source = source
+        self._source = replace(source, data=None, files={})
         self._loaded: dict[str, Array] = {}
+        if source.data is not None:
+            self._loaded = _read(source, self._parameters)
         self._updated: dict[str, Array] = {}
 
     def update(self, weights: Mapping[str, Value], additive: bool) -> None:
@@ -64,7 +68,8 @@ class Refit:
         assert engine.turns is not None
         with engine.turns.alone():
             if additive:
-                given = {name: self._as_loaded(name) + value for name, value in given.items()}
+                with np.errstate(over="ignore", invalid="ignore"):  # as any sum on the device
+                    given = {name: self._as_loaded(name) + value for name, value in given.items()}
             for run in list(engine.runs.values()):
                 run.settle()
                 run.forget_recording()

@@ -232,6 +232,8 @@ _SENTENCES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
      "error nothing changed,",
      ("test_updated_weights_are_used_by_every_context",
       "test_an_update_that_fails_changes_nothing", "test_a_predict_sees_all_of_an_update_or_none")),
+    ("engine_update_weights", "Exchange weights between two predicts, in place.",
+     ("test_an_update_changes_no_other_executable_of_the_model",)),
     ("engine_update_weights", "additive: add to the weight as loaded instead of replacing it.",
      ("test_an_additive_update_adds_to_the_weights_as_loaded",)),
     ("engine_update_weights", "Not kept after the call.", ("test_new_weights_are_copied",)),

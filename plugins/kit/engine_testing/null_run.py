@@ -136,7 +136,8 @@ class NullExecutable:
                         f"weight {name!r}: expected {expected}, got {new.dtype}{list(new.shape)}",
                         name,
                     )
-                changed[name] = old + new if additive else new.copy()
+                with np.errstate(over="ignore", invalid="ignore"):  # as any sum on a device
+                    changed[name] = old + new if additive else new.copy()
             evaluator.rt_inits_ = {**current, **changed}
 
     def close(self) -> None:

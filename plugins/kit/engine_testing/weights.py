@@ -60,6 +60,20 @@ class Weights(Level):
         [y] = running.predict(_row())
         self.assert_close(y, 3 * _row() + 1)
 
+    def test_an_update_changes_no_other_executable_of_the_model(
+        self, trial: Trial, running: Running
+    ) -> None:
+        def opened() -> Running:
+            return trial.open(models.affine, _row(), variable_weights=NAMES)
+
+        earlier = opened()
+        self._update(running, two=floats([3]))
+        for other in (earlier, opened()):  # as after a resize, and in another model
+            [y] = other.predict(_row())
+            self.assert_close(y, 2 * _row() + 1)
+        [y] = running.predict(_row())
+        self.assert_close(y, 3 * _row() + 1)
+
     def test_an_update_that_fails_changes_nothing(self, running: Running) -> None:
         for weights, name in (
             ({"two": floats([3]), "one": floats([1, 2])}, "one"),

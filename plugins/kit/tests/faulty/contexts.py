@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from weakref import WeakSet
 
 from engine.errors import Cancelled
 from faulty import Context, Executable, Faulty, caught_by
@@ -121,4 +122,23 @@ class UpdatesOneByOne(Faulty):
         for name, value in weights.items():
             super().update_weights(executable, {name: value}, additive)
             time.sleep(0.001)
+        return True
+
+
+@caught_by("test_an_update_changes_no_other_executable_of_the_model", says="Not equal to tolerance")
+class UpdatesEveryExecutable(Faulty):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.opened: WeakSet[Executable] = WeakSet()
+
+    def compile(self, loaded, options):
+        executable = super().compile(loaded, options)
+        if options.variable_weights:
+            self.opened.add(executable)
+        return executable
+
+    def update_weights(self, executable, weights, additive):
+        for each in [*self.opened]:
+            if each.inner.inner.evaluator is not None:
+                super().update_weights(each, weights, additive)
         return True
