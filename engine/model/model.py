@@ -243,6 +243,8 @@ class Model(Handle):
     ) -> list[Tensor]:
         """Await what predict returns; as many run at once as this machine has CPUs.
 
+        Where the model is one executable of a backend that runs predicts without a thread that
+        waits (capability async_predict), all run at once, or as many as that finds worth while.
         The inputs must not change until it is done. A task that is cancelled stops its run, or,
         where the backend cannot stop one, leaves it to itself. Raises what predict raises.
         """

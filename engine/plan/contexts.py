@@ -146,6 +146,27 @@ class ContextPool:
         self.idle[lease] = None
         self.settle()
 
+    def lend(self, owner: int) -> Lease:
+        """Take a context for a predict for which no thread waits: an idle one, else a new one.
+
+        owner: who holds the slot of the semaphore for it, where there is one. `take_back` or
+        `discard` follows, and then the release of that slot. Raises ModelStateError once closed.
+        """
+        if self._lost:
+            self._close_lost()
+        lease = self._take(None)
+        if self.semaphore is not None and lease.entry is not None:
+            lease.entry.lent_to = owner
+        return lease
+
+    def take_back(self, lease: Lease) -> None:
+        """Take back what `lend` gave; its slot stays with its owner."""
+        assert lease.entry is not None
+        lease.entry.lent_to = 0
+        self.idle[lease] = None
+        if self.is_closed:
+            self._close_idle()
+
     def settle(self) -> None:
         """Do what follows when a context came back: close if the pool was, admit who waits."""
         if self.is_closed:

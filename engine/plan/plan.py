@@ -11,8 +11,10 @@ from engine.backends.attribution import attribute_errors_to
 from engine.plan.contexts import ContextPool
 from engine.plan.reports import InParts, KernelTimes, PartReports, held_by_core, part_profile
 from engine.types import (
+    Capability,
     CompileOptions,
     Device,
+    Done,
     Executable,
     ExecutionContext,
     LoadedModel,
@@ -20,6 +22,7 @@ from engine.types import (
     Placement,
     Predict,
     Value,
+    Values,
 )
 
 if TYPE_CHECKING:
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
     from engine.plan.weights import PlanWeights
 
 T = TypeVar("T")
+
+Begin: TypeAlias = Callable[[ExecutionContext, Values, "Values | None", "float | None", Done], bool]
+"""engine_predict_async, as a function."""
 
 
 class InPlaceWeights(Protocol):
@@ -127,6 +133,15 @@ class Plan:
             if reason := part.lacks(capability, device):
                 return part.name, reason if part.can(capability) else ""
         return "", ""
+
+    @property
+    def begin(self) -> Begin | None:
+        """The backend's engine_predict_async, where the plan is one executable that has it."""
+        backend = self.backend
+        if self.predict is not backend.predict or self.lacks(Capability.ASYNC_PREDICT)[0]:
+            return None
+        begin: Begin = backend.bind("engine_predict_async")
+        return begin
 
     @property
     def others(self) -> tuple[tuple[Backend, Device], ...]:

@@ -244,16 +244,24 @@ class EvaluatorContext:
         if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
             raise DeadlineExceeded("predict was stopped at its deadline")
 
-    def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
-        """Run the model once; engine_predict says how."""
+    def run(
+        self,
+        inputs: Values,
+        outputs: Values | None,
+        deadline_s: float | None,
+        delay_s: float | None = None,
+    ) -> Values:
+        """Run the model once; engine_predict says how. delay_s: the host's unless it is given."""
         executable = self._executable
         assert executable is not None, "predict after close"
         assert executable.evaluator is not None, "predict after close"
         names = [spec.name for spec in executable.inputs]
         feeds = dict(zip(names, inputs, strict=True))
         self._deadline_s = deadline_s
+        if delay_s is None:
+            delay_s = executable.host.delay_s
         try:
-            results = self._stoppable(executable.evaluator, feeds, executable.host.delay_s)
+            results = self._stoppable(executable.evaluator, feeds, delay_s)
         except EngineError:
             raise
         except Exception as error:  # operators raise whatever numpy raises

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from engine.model.model import Model, model_state
 from engine.runtime import fitting
 from engine.runtime.extensions import as_served
 from engine.serving.batching import Batcher
+from engine.serving.begun import BegunFuture, can_begin
+from engine.serving.request_future import RequestFuture
 from engine.serving.request_queue import RequestQueue
 from engine.serving.statistics import Recorder
 from engine.types import Capability
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
 class BuiltModel:
     """A model with as many slots as its pool of contexts has, or else this machine CPUs.
 
-    predict: the model's, where that is not to be held.
+    Any number where its backend runs predicts without a thread that waits. predict: the model's,
+    where that is not to be held. futures: see RequestQueue.
     """
 
     def __init__(self, model: Model, predict: Callable[..., list[Tensor]] | None = None) -> None:
@@ -40,8 +44,13 @@ class BuiltModel:
         self.predict = predict or model.predict
         self.observation: Observation | None = None
         self._state = model_state(model)
-        plan = self._state.require_built().plan
-        self.semaphore = plan.pool.semaphore or FairSemaphore(usable_cpus())
+        built = self._state.require_built()
+        plan = built.plan
+        slots = usable_cpus()
+        self.futures: Callable[..., RequestFuture] = RequestFuture
+        if can_begin(built):
+            slots, self.futures = sys.maxsize, partial(BegunFuture, self._state)
+        self.semaphore = plan.pool.semaphore or FairSemaphore(slots)
         self.can_stop = not any(
             plan.lacks(capability)[0]
             for capability in (Capability.DEADLINES, Capability.CANCEL_PREDICT)
@@ -114,4 +123,4 @@ def queue_of(model: Model) -> RequestQueue[BuiltModel]:
 
     runnable = BuiltModel(proxy, predict)
     runnable.observation = observation
-    return RequestQueue(runnable, Recorder(), 0)
+    return RequestQueue(runnable, Recorder(), 0, futures=runnable.futures)

@@ -81,7 +81,9 @@ class ModelParallelRunner(Runner):
         """Read a model file, compile it, and take requests for it.
 
         context: its `parallel` settings are read: workers_num, how many predicts run at once on all
-            device_ids together (0 fits them to the machine); config_path, config_info.
+            device_ids together (0 fits them to the machine); config_path, config_info. Where the
+            backend runs predicts without a thread that waits (capability async_predict), two
+            threads begin them all, unless requests share runs.
             cpu.thread_num: the threads inside an operator, which all workers share; 0 divides the
             CPUs among them. cpu.thread_affinity_core_list: one core for each of the thread_num x
             workers_num threads; as many threads are shared then.
@@ -205,7 +207,10 @@ class ModelParallelRunner(Runner):
             plan = state.require_built().plan
             slots = parallel.workers_num or getattr(plan.executable, "concurrency", 0)
             plan.pool.limit(slots or max(1, usable_cpus() // (context.cpu.thread_num or 1)))
-            return RequestQueue(BuiltModel(model), self._recorder, limit, when_full == "wait")
+            runnable = BuiltModel(model)
+            return RequestQueue(
+                runnable, self._recorder, limit, when_full == "wait", runnable.futures
+            )
         except BaseException:
             model.close()
             raise

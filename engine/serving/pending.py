@@ -38,6 +38,7 @@ class PendingRequests:
         self._limit = limit
         self._futures: dict[RequestFuture, None] = {}
         self._hand_offs: dict[HandOff, None] = {}
+        self._begun: dict[object, None] = {}
         self._blocked: dict[threading.Lock, None] = {}  # threads that wait for room
         # No Condition: what a signal handler raises as one is entered leaves it locked.
         self._lock = threading.RLock()
@@ -63,7 +64,7 @@ class PendingRequests:
         with self._lock:
             if self._closed:
                 raise ModelStateError(self._closed)
-            self.workers.need()
+            self.workers.need(future.most_workers)
             self._futures[future] = None
 
     def hand_off(self, hand_off: HandOff, limit: int) -> bool:
@@ -85,6 +86,23 @@ class PendingRequests:
     def forget(self, hand_off: HandOff) -> None:
         """Forget a hand-off, which has ended."""
         self._hand_offs.pop(hand_off, None)
+        if self._closed:
+            self._end_threads()
+
+    def begin(self, run: object, future: RequestFuture) -> bool:
+        """Keep a run that no thread waits for, and the workers for its end; `landed` follows.
+
+        False where its request has ended already.
+        """
+        with self._lock:
+            if future not in self._futures:
+                return False
+            self._begun[run] = None
+        return True
+
+    def landed(self, run: object) -> None:
+        """Forget a run that was begun: it has ended."""
+        self._begun.pop(run, None)
         if self._closed:
             self._end_threads()
 
@@ -134,7 +152,7 @@ class PendingRequests:
 
     def _end_threads(self) -> None:
         with self._lock:
-            if self._futures or self._hand_offs:
+            if self._futures or self._hand_offs or self._begun:
                 return
             self.workers.end()
         self.callbacks.end()

@@ -57,6 +57,9 @@ class Server(Protocol):
     def ended(self, outcome: str, came_s: float, admitted_s: float) -> None:
         """Note the end of a request; see Recorder.ended."""
 
+    def ran(self) -> None:
+        """Count a run of one request, which `serve` does itself."""
+
 
 class Pending(Protocol):
     """Where submitted requests are until they end; see PendingRequests."""
@@ -67,6 +70,12 @@ class Pending(Protocol):
 
     def ended(self, future: RequestFuture) -> None:
         """Forget a request, which has ended."""
+
+    def begin(self, run: object, future: RequestFuture) -> bool:
+        """See PendingRequests."""
+
+    def landed(self, run: object) -> None:
+        """See PendingRequests."""
 
 
 class _Condition(threading.Condition):
@@ -91,7 +100,10 @@ class RequestFuture(Future[list[Tensor]]):
     long it may take, and the moment of time.monotonic() at which that is over. token: stops it.
     observed: the same request for observers; None where there are none.
     Once it has ended it holds its results alone.
+    most_workers: how many workers such requests need; None for one a slot.
     """
+
+    most_workers: int | None = None
 
     def __init__(
         self,
@@ -352,6 +364,15 @@ def outcome_of(error: BaseException) -> str:
     if isinstance(error, Cancelled):
         return "cancelled"
     return "expired" if isinstance(error, DeadlineExceeded) else "failed"
+
+
+def late(timeout_s: float | None) -> DeadlineExceeded:
+    """Return the error for a request that ran longer than it might."""
+    return DeadlineExceeded(
+        f"predict failed! it took longer than timeout_s, {timeout_s:g} s, waiting included; give "
+        "it more time, or leave timeout_s out",
+        timeout_s,
+    )
 
 
 async def awaited(future: RequestFuture) -> list[Tensor]:

@@ -26,6 +26,7 @@ from engine.serving.request_future import (
     WhenFull,
     awaited,
     began,
+    late,
     outcome_of,
     runs_of,
 )
@@ -90,16 +91,23 @@ class RequestQueue(Generic[R]):
     """The requests for one model.
 
     limit: how many requests may wait. is_waiting: what comes then waits as well; else QueueFull.
+    futures: makes those of submitted requests that share no runs.
     """
 
     def __init__(
-        self, runnable: R, recorder: Recorder, limit: int, is_waiting: bool = True
+        self,
+        runnable: R,
+        recorder: Recorder,
+        limit: int,
+        is_waiting: bool = True,
+        futures: Callable[..., RequestFuture] = RequestFuture,
     ) -> None:
         self.runnable = runnable
         self.semaphore, self.can_stop = runnable.semaphore, runnable.can_stop
         self._recorder = recorder
         self._limit = limit
         self._is_waiting = is_waiting
+        self._futures = futures
         self._refusal = ""  # for threads that wait, when it is their turn
         self.pending = PendingRequests(self.semaphore, limit)
 
@@ -166,7 +174,7 @@ class RequestQueue(Generic[R]):
             if observed is not None:
                 observed.ended(error, inputs, None, began(request, admitted_s), runs_of(request))
             if isinstance(error, DeadlineExceeded) and error.timeout_s != timeout_s:
-                raise _late(timeout_s) from error
+                raise late(timeout_s) from error
             raise
         runs = request is None  # the batcher counts those of others
         self._recorder.ended("completed", came_s, admitted_s, time.perf_counter(), runs)
@@ -240,7 +248,8 @@ class RequestQueue(Generic[R]):
             timeout_s = _seconds(timeout_s)
         if cancel is not None:
             require("cancel", cancel, CancelToken)
-        future = RequestFuture(self, inputs, timeout_s, cancel, self._begun())
+        make = RequestFuture if self.runnable.batcher is not None else self._futures
+        future = make(self, inputs, timeout_s, cancel, self._begun())
         try:
             if self.runnable.batcher is not None:
                 future.request = self.runnable.batcher.request(inputs)
@@ -285,7 +294,11 @@ class RequestQueue(Generic[R]):
         try:
             return self._run(request, inputs, None, deadline_s, token)
         except DeadlineExceeded as error:
-            raise _late(timeout_s) from error
+            raise late(timeout_s) from error
+
+    def ran(self) -> None:
+        """See Server."""
+        self._recorder.ran(1)
 
     def ended(self, outcome: str, came_s: float, admitted_s: float) -> None:
         """See Server."""
@@ -371,11 +384,3 @@ def _seconds(timeout_s: object) -> float:
     if not timeout_s > 0:
         raise ValueError(f"timeout_s must be above 0 s, but got {timeout_s}")
     return float(min(timeout_s, threading.TIMEOUT_MAX))
-
-
-def _late(timeout_s: float | None) -> DeadlineExceeded:
-    return DeadlineExceeded(
-        f"predict failed! it took longer than timeout_s, {timeout_s:g} s, waiting included; give "
-        "it more time, or leave timeout_s out",
-        timeout_s,
-    )

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from engine.errors import Cancelled, DeadlineExceeded
 from engine.host.fair_semaphore import CallbackWaiter, FairSemaphore
@@ -51,7 +51,7 @@ class Admission(CallbackWaiter):
 
     __slots__ = ("once", "queue", "work")
 
-    def __init__(self, work: Work, queue: SimpleQueue[Admission | None]) -> None:
+    def __init__(self, work: Work, queue: SimpleQueue[Ready | None]) -> None:
         super().__init__(work.request)
         self.work = work
         self.queue = queue
@@ -68,20 +68,33 @@ class Admission(CallbackWaiter):
         self.work.finish(self.request.results)
 
 
+class Ready(Protocol):
+    """What a worker takes: work that has a slot, or the end of what another has begun.
+
+    once: held by the worker that has it.
+    """
+
+    once: threading.Lock
+
+    @property
+    def work(self) -> Any:
+        """What runs it: see Work."""
+
+
 class Workers:
     """The threads, which start when they are needed and end with `end`."""
 
     def __init__(self, semaphore: FairSemaphore) -> None:
         self.semaphore = semaphore
-        self.admitted: SimpleQueue[Admission | None] = SimpleQueue()
+        self.admitted: SimpleQueue[Ready | None] = SimpleQueue()
         self._count = 0
 
-    def need(self) -> None:
+    def need(self, most: int | None = None) -> None:
         """Start another thread, unless there is one for each slot. Raises RuntimeError.
 
-        By one thread at a time.
+        By one thread at a time. most: no more than so many, for work that does not keep them.
         """
-        if self._count < self.semaphore.slots:
+        if self._count < min(self.semaphore.slots, most or self.semaphore.slots):
             self._count += 1  # also where an interrupt cuts off the wait for its start
             try:
                 undisturbed(thread(_work, self.admitted, self.semaphore).start)
@@ -102,7 +115,7 @@ def thread(target: Callable[..., None], *arguments: object) -> threading.Thread:
     return threading.Thread(target=target, args=arguments, name="engine-runner", daemon=True)
 
 
-def _work(admitted: SimpleQueue[Admission | None], semaphore: FairSemaphore) -> None:
+def _work(admitted: SimpleQueue[Ready | None], semaphore: FairSemaphore) -> None:
     tell: Tell | None = None  # whoever waits for the last run
     while True:
         try:

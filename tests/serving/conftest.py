@@ -11,12 +11,32 @@ from typing import Any
 import pytest
 
 from engine import ModelParallelRunner
-from engine_testing import models
+from engine_testing import models, plugins
 
 sys.path.insert(0, str(Path(__file__).parent))
 import steps
 
 Make = Callable[..., ModelParallelRunner]
+
+BLOCKING = """
+from dataclasses import replace
+
+from engine.hookspecs import hookimpl
+from engine_testing import null_device
+from engine_testing.null_device import *
+
+@hookimpl
+def engine_backend():
+    found = null_device.engine_backend()
+    return replace(found, capabilities=found.capabilities - {"async_predict"})
+"""
+
+
+@pytest.fixture
+def null_backend(plugin_folder: Path) -> str:
+    """The null backend without engine_predict_async: a thread waits for each predict."""
+    plugins.install(plugin_folder, "null", "blocking_null", source=BLOCKING)
+    return "null"
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from engine_testing.semantics import Semantics
 from engine_testing.settings import Settings
 from engine_testing.sharing import Sharing
 from engine_testing.speed import Speed
-from engine_testing.threads import Stopping, Threads, UsersView
+from engine_testing.threads import Beginning, Stopping, Threads, UsersView
 from engine_testing.weights import Weights
 
 __all__ = ["BackendConformance"]
@@ -57,6 +57,7 @@ class BackendConformance(
     CompiledForms,
     Contexts,
     UsersView,
+    Beginning,
     Stopping,
     Threads,
     Process,

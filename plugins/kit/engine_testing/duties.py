@@ -170,6 +170,12 @@ _SENTENCES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
      "stop soon with Cancelled, leaving nothing behind.",
      ("test_a_cancelled_compile_does_not_begin", "test_a_compile_is_cancelled_on_its_way",
       "test_a_first_predict_that_compiles_can_be_cancelled")),
+    ("engine_predict_async", "done: to be called exactly once for each call that returned,",
+     ("test_a_begun_predict_gives_its_values_once",)),
+    ("engine_predict_async", "The context is free before it is called.",
+     ("test_a_context_is_free_once_the_end_is_told",)),
+    ("engine_predict_async", "Raises what engine_predict raises where the predict does not begin; "
+     "`done` is not called then.", ("test_a_begun_predict_that_fails_says_so_once",)),
     ("Progress", "progress(phase, done, total): steps of the phase that are done; total is None "
      "while unknown.", ("test_progress_only_goes_forward",)),
     ("Executable", "`concurrency`, an int: how many predicts at once are worth having.",

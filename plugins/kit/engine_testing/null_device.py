@@ -5,6 +5,7 @@ It is `null.py` with the optional hooks, and is found under the same name, "null
 
     null_run.py      executable and context: the evaluator's, whose values go to the device
     fake_device.py   memory that the host cannot read, streams that run late
+    fake_queue.py    predicts that no thread waits for
     fake_ranks.py    collectives between processes, over the core's store
 """
 
@@ -28,6 +29,7 @@ from engine.types import (
     CompileOptions,
     Device,
     DeviceMemory,
+    Done,
     DType,
     Executable,
     LoadedModel,
@@ -35,6 +37,7 @@ from engine.types import (
     Option,
     ReduceOp,
     Value,
+    Values,
 )
 from engine_testing import null as _null  # not for who imports all names of this
 from engine_testing.null import DEVICE
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
     from engine.reference.evaluator import EvaluatorModel
     from engine_testing.fake_device import FakeDevice
     from engine_testing.fake_ranks import StoreCommunicator
-    from engine_testing.null_run import NullExecutable
+    from engine_testing.null_run import NullContext, NullExecutable
 
 OPTIONS: Mapping[str, Option] = {
     **_null.OPTIONS,
@@ -71,6 +74,7 @@ ALSO = {
     Capability.COLLECTIVES,
     Capability.QUEUED_COLLECTIVES,
     Capability.DEVICE_MEMORY,
+    Capability.ASYNC_PREDICT,
 }
 
 
@@ -121,6 +125,19 @@ def engine_update_weights(
 ) -> bool:
     """Exchange weights between two predicts."""
     executable.update(weights, additive)
+    return True
+
+
+@hookimpl
+def engine_predict_async(
+    context: NullContext,
+    inputs: Values,
+    outputs: Values | None,
+    deadline_s: float | None,
+    done: Done,
+) -> bool:
+    """Queue a predict, which is due after the option's `delay_s`."""
+    context.begin(inputs, outputs, deadline_s, done)
     return True
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from engine.types import (
     CompileOptions,
     Device,
     DeviceBuffer,
+    Done,
     DType,
     KernelTime,
     MemoryReport,
@@ -32,6 +35,7 @@ from engine.types import (
     Values,
 )
 from engine_testing.fake_device import FakeDevice
+from engine_testing.fake_queue import QueuedRun
 
 WORKSPACE_BYTES = 4096
 _MODEL, _DIGEST = "model.onnx", "digest"
@@ -164,9 +168,17 @@ class NullContext:
             self.stream, self.workspace = beside.stream, beside.workspace
         executable.contexts.add(self)
         self._resident: dict[str, DeviceBuffer] = {}
+        self._queued: QueuedRun | None = None
+        self._is_cancelled = False
 
-    def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
-        """Run the model once; engine_predict says how."""
+    def run(
+        self,
+        inputs: Values,
+        outputs: Values | None,
+        deadline_s: float | None,
+        delay_s: float | None = None,
+    ) -> Values:
+        """Run the model once; engine_predict says how. delay_s: the option's unless it is given."""
         executable = self._executable
         assert executable is not None, "predict after close"
         given: list[Any] = [None] * len(executable.outputs) if outputs is None else [*outputs]
@@ -174,6 +186,7 @@ class NullContext:
             [self._on_host(value) for value in inputs],
             [value if isinstance(value, np.ndarray) else None for value in given],
             deadline_s,
+            delay_s,
         )
         values = [
             self._placed(result, spec, wanted)
@@ -182,9 +195,26 @@ class NullContext:
         is_filled = all(isinstance(value, np.ndarray | DeviceBuffer) for value in given)
         return outputs if outputs is not None and is_filled else values
 
+    def begin(
+        self, inputs: Values, outputs: Values | None, deadline_s: float | None, done: Done
+    ) -> None:
+        """Queue the model for the device; engine_predict_async says how."""
+        executable = self._executable
+        assert executable is not None, "predict after close"
+        due_s = time.monotonic() + executable.inner.host.delay_s
+        run = partial(self.run, inputs, outputs, deadline_s, delay_s=0.0)
+        self._queued = queued = QueuedRun(run, done, due_s, deadline_s)
+        if self._is_cancelled:  # before it began
+            queued.hurry()
+        queued.queue()
+
     def cancel(self) -> None:
         """Stop the predict that runs; the flag is never taken back, as the core closes this."""
+        self._is_cancelled = True
         self._inner.cancel()
+        queued = self._queued
+        if queued is not None:
+            queued.hurry()
 
     def _on_host(self, value: Value) -> Value:
         if not isinstance(value, DeviceBuffer):

@@ -12,9 +12,10 @@ import pytest
 
 import engine
 from engine.errors import Cancelled, DeadlineExceeded
-from engine.types import CancelToken, Capability, ExecutionContext
+from engine.types import CancelToken, Capability, ExecutionContext, Values
 from engine_testing import models
 from engine_testing.level import (
+    PATIENCE_S,
     Array,
     Level,
     Running,
@@ -249,6 +250,102 @@ class Stopping(Level):
             assert all(total is None or 0 <= step <= total for step, total in seen), (
                 f"phase {phase!r} has more steps done than there are: {seen}"
             )
+
+
+class Told:
+    """The end of a predict that was begun, as `done` was told it.
+
+    calls: how often. values: copies, made in the call. failed: what `then` raised there.
+    """
+
+    def __init__(self, then: Callable[[], None] | None = None) -> None:
+        self.calls = 0
+        self.values: list[Array] = []
+        self.error: BaseException | None = None
+        self.failed: BaseException | None = None
+        self._then = then
+        self._has_come = threading.Event()
+
+    def done(self, values: Values | None, error: BaseException | None) -> None:
+        """See engine.types.Done."""
+        self.calls += 1
+        self.error = error
+        self.values = [np.array(value) for value in values or ()]
+        try:
+            if self._then is not None:
+                self._then()
+        except Exception as failed:
+            self.failed = failed
+        self._has_come.set()
+
+    def wait(self) -> None:
+        """Wait until it has come."""
+        limit_s = 3 * PATIENCE_S
+        assert self._has_come.wait(limit_s), f"done was not called within {limit_s:g} s"
+        if self.failed is not None:
+            raise self.failed
+
+
+class Beginning(Level):
+    """A predict that engine_predict_async begins is told once, when all of it has ended."""
+
+    def _begin(self, running: Running, x: Array, told: Told, deadline_s: float | None) -> None:
+        begin = running.backend.bind("engine_predict_async")
+        begin(running.context, [x], None, deadline_s, told.done)
+
+    def test_a_begun_predict_gives_its_values_once(self, trial: Trial) -> None:
+        self.require(trial, Capability.ASYNC_PREDICT)
+        x = np.arange(6, dtype=np.float32).reshape(2, 3)
+        running = trial.open(models.affine, x)
+        ends = []
+        for number in range(5):  # a second call for one comes before the first for the next
+            told = Told()
+            ends.append(told)
+            self._begin(running, x + np.float32(number), told, None)
+            told.wait()
+            assert told.error is None, f"done got an error: {told.error!r}"
+            [y] = told.values
+            self.assert_close(y, 2 * (x + np.float32(number)) + 1)
+        for told in ends:
+            assert told.calls == 1, f"done was called {told.calls} times for one predict"
+
+    def test_a_context_is_free_once_the_end_is_told(self, trial: Trial) -> None:
+        self.require(trial, Capability.ASYNC_PREDICT)
+        x = np.arange(6, dtype=np.float32).reshape(2, 3)
+        running = trial.open(models.affine, x)
+        second = Told()
+        first = Told(then=lambda: self._begin(running, x + np.float32(1), second, None))
+        self._begin(running, x, first, None)
+        first.wait()
+        second.wait()
+        for number, told in enumerate((first, second)):
+            assert told.error is None, f"done got an error: {told.error!r}"
+            [y] = told.values
+            self.assert_close(y, 2 * (x + np.float32(number)) + 1)
+        running.context.close()  # nothing of a predict that has ended is in its way
+
+    def test_a_begun_predict_that_fails_says_so_once(self, trial: Trial) -> None:
+        self.require(trial, Capability.ASYNC_PREDICT)
+        self.require(trial, Capability.DEADLINES)
+        x = np.ones((4096, models.SLOW_WIDTH), np.float32)
+        running = trial.open(models.slow, x)
+        raised: BaseException | None = None
+        told = Told()
+        try:
+            self._begin(running, x, told, time.monotonic() - 1)
+        except DeadlineExceeded as error:
+            raised = error
+        else:
+            told.wait()
+            assert isinstance(told.error, DeadlineExceeded), f"done got {told.error!r}"
+        again = Told()  # the context stays usable
+        self._begin(running, x, again, None)
+        again.wait()
+        assert again.error is None, f"done got an error: {again.error!r}"
+        assert told.calls == (raised is None), (
+            f"a predict whose deadline had passed raised {raised!r}, and done was called "
+            f"{told.calls} times: one or the other"
+        )
 
 
 class UsersView(Level):

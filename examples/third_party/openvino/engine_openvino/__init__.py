@@ -11,9 +11,9 @@ from engine_openvino.manifest import (
     engine_devices,
     engine_diagnose,
 )
-from engine_openvino.running import engine_compile, engine_predict
+from engine_openvino.running import engine_compile, engine_predict, engine_predict_async
 
 __all__ = [
     "engine_backend", "engine_compile", "engine_compiled_key", "engine_devices", "engine_diagnose",
-    "engine_load", "engine_predict",
+    "engine_load", "engine_predict", "engine_predict_async",
 ]  # fmt: skip

@@ -41,7 +41,14 @@ def engine_backend() -> types.BackendInfo:
         providers=("cpu",),
         options=OPTIONS,
         capabilities=frozenset(
-            {"cancel_predict", "compile_cache", "deadlines", "dynamic_shapes", "mixed_placement"}
+            {
+                "async_predict",
+                "cancel_predict",
+                "compile_cache",
+                "deadlines",
+                "dynamic_shapes",
+                "mixed_placement",
+            }
         ),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -13,11 +14,13 @@ import numpy as np
 
 from engine import errors
 from engine.hookspecs import hookimpl
-from engine.types import CompileOptions, MemoryReport, Placement, TensorSpec, Values
+from engine.host import deadlines
+from engine.types import CompileOptions, Done, MemoryReport, Placement, TensorSpec, Values
 from engine_openvino.loading import OpenVINOModel, refused
 from engine_openvino.manifest import DEVICE, core, settings
 from engine_openvino.nodes import bits, limits
 
+LOOK_S = 0.02
 FORM = "compiled.blob"  # its first 32 bytes are the SHA-256 of the rest
 
 
@@ -105,17 +108,51 @@ def _matched(loaded: OpenVINOModel, ports: list[Any]) -> Iterator[tuple[int, Any
 
 
 class OpenVINOContext:
-    """An ExecutionContext: one inference request."""
+    """An ExecutionContext: one inference request. begun: the predict that nobody waits for."""
 
     def __init__(self, executable: OpenVINOExecutable) -> None:
         self.executable = executable
         self.request = executable.compiled.create_infer_request()
         self.is_cancelled = False
+        self.begun: BegunPredict | None = None
 
     def cancel(self) -> None:
         """Stop the predict at the end of the operator that runs."""
         self.is_cancelled = True
         self.request.cancel()
+
+    def start(self, inputs: Values) -> None:
+        import openvino
+
+        executable, request = self.executable, self.request
+        for index, most in executable.limits.items():
+            _check(executable.inputs[index].name, inputs[index], most)
+        try:
+            for index, port in executable.read:  # copied: OpenVINO may write to shared memory
+                dtype = executable.inputs[index].dtype.numpy  # numpy has two int64s
+                request.set_tensor(port, openvino.Tensor(np.asarray(inputs[index]).view(dtype)))
+            request.start_async()
+            if self.is_cancelled:  # OpenVINO forgets a cancel before the start
+                request.cancel()
+        except RuntimeError as error:
+            raise self.failure(error) from error
+
+    def failure(self, error: BaseException, is_late: bool = False) -> Exception:
+        """Return what to raise for what OpenVINO raised."""
+        if self.is_cancelled:
+            return errors.Cancelled("a predict was cancelled")
+        if is_late:
+            return errors.DeadlineExceeded("a predict was stopped at its deadline")
+        return refused(self.executable.source, error)
+
+    def results(self, outputs: Values | None) -> Values:
+        if self.is_cancelled:  # too late to stop it
+            raise errors.Cancelled("a predict was cancelled")
+        written, specs = self.executable.written, self.executable.outputs
+        buffers = outputs or [None] * len(specs)
+        tensors = map(self.request.get_tensor, written)
+        values = [_result(*each) for each in zip(tensors, specs, buffers)]
+        return values if outputs is None or any(each is None for each in outputs) else outputs
 
     def close(self) -> None:
         self.request = None
@@ -125,38 +162,83 @@ class OpenVINOContext:
 def engine_predict(
     context: OpenVINOContext, inputs: Values, outputs: Values | None, deadline_s: float | None
 ) -> Values:
-    import openvino
-
-    executable, request, is_late = context.executable, context.request, False
-    for index, most in executable.limits.items():
-        _check(executable.inputs[index].name, inputs[index], most)
+    request, is_late = context.request, False
     try:
-        for index, port in executable.read:  # copied: OpenVINO may write to shared memory
-            dtype = executable.inputs[index].dtype.numpy  # numpy has two int64s
-            request.set_tensor(port, openvino.Tensor(np.asarray(inputs[index]).view(dtype)))
-        request.start_async()
+        context.start(inputs)
         if deadline_s is not None and not context.is_cancelled:
             is_late = not request.wait_for(int(1000 * max(0.0, deadline_s - time.monotonic())))
-        if is_late or context.is_cancelled:  # OpenVINO forgets a cancel before the start
+        if is_late:
             request.cancel()
         request.wait()
     except BaseException as error:
         with suppress(RuntimeError):  # after a signal handler's exception it may still run
             request.cancel()
             request.wait()
-        if not isinstance(error, RuntimeError):
+        if isinstance(error, errors.EngineError) or not isinstance(error, RuntimeError):
             raise
-        if context.is_cancelled:
-            raise errors.Cancelled("a predict was cancelled") from error
-        if is_late:
-            raise errors.DeadlineExceeded("a predict was stopped at its deadline") from error
-        raise refused(executable.source, error) from error
-    if context.is_cancelled:  # too late to stop it
-        raise errors.Cancelled("a predict was cancelled")
-    buffers = outputs or [None] * len(executable.outputs)
-    tensors = map(request.get_tensor, executable.written)
-    values = [_result(*each) for each in zip(tensors, executable.outputs, buffers)]
-    return values if outputs is None or any(each is None for each in outputs) else outputs
+        raise context.failure(error, is_late) from error
+    return context.results(outputs)
+
+
+@hookimpl
+def engine_predict_async(
+    context: OpenVINOContext,
+    inputs: Values,
+    outputs: Values | None,
+    deadline_s: float | None,
+    done: Done,
+) -> bool:
+    context.begun = begun = BegunPredict(context, outputs, deadline_s, done)
+    context.request.set_callback(_ended, context)
+    try:
+        context.start(inputs)
+    except BaseException:
+        context.begun = None
+        raise
+    begun.expire()
+    return True
+
+
+def _ended(context: OpenVINOContext) -> None:
+    """End what was begun: OpenVINO calls this at the end of each run, also one waited for."""
+    begun, context.begun = context.begun, None
+    if begun is not None:
+        begun.end()
+
+
+class BegunPredict:
+    """A predict that OpenVINO ends by a call, unless it failed or was stopped: that is looked for.
+
+    done, deadline_s, expire: see engine.host.deadlines, which knows the moment of the next look.
+    """
+
+    def __init__(
+        self, context: OpenVINOContext, outputs: Values | None, limit_s: float | None, tell: Done
+    ) -> None:
+        self.context, self.outputs, self.tell = context, outputs, tell
+        self.limit_s = math.inf if limit_s is None else limit_s
+        self.deadline_s, self.done, self.is_late = 0.0, False, False
+
+    def expire(self) -> None:
+        request = self.context.request
+        if not self.is_late and time.monotonic() >= self.limit_s:
+            self.is_late = True
+            request.cancel()
+        try:
+            if not request.wait_for(0):
+                self.deadline_s = time.monotonic() + LOOK_S
+                deadlines.watch(self)
+        except RuntimeError as error:
+            self.end(self.context.failure(error, self.is_late))
+
+    def end(self, error: BaseException | None = None) -> None:
+        values, is_first, self.done = None, not self.done, True
+        try:
+            values = self.context.results(self.outputs) if is_first and error is None else None
+        except Exception as failure:
+            error = failure
+        if is_first:  # else the request runs its next predict already
+            self.tell(values, error)
 
 
 def _check(name: str, value: Any, most: int) -> None:

@@ -19,6 +19,7 @@ from engine.types import (
     Check,
     CompileOptions,
     Devices,
+    Done,
     DType,
     KernelTime,
     MemoryReport,
@@ -167,6 +168,12 @@ class Faulty:
         self, context: Context, inputs: Values, outputs: Values | None, deadline_s: float | None
     ) -> Values:
         return self.predict(context, inputs, outputs, deadline_s)
+
+    @hookimpl
+    def engine_predict_async(
+        self, context: Any, inputs: Values, outputs: Any, deadline_s: float | None, done: Done
+    ) -> bool:
+        return self.predict_async(context, inputs, outputs, deadline_s, done)
 
     @hookimpl
     def engine_compiled_key(self, options: CompileOptions) -> Any:
@@ -325,6 +332,11 @@ class Faulty:
         """Run, change the answer, and put it where the caller wants it."""
         return null.engine_predict(context.inner, inputs, outputs, deadline_s)
 
+    def predict_async(
+        self, context: Any, inputs: Values, outputs: Any, deadline_s: float | None, done: Done
+    ) -> bool:
+        return null.engine_predict_async(context.inner, inputs, outputs, deadline_s, done)
+
 
 @caught_by(says="")
 class Faultless(Faulty):
@@ -338,6 +350,7 @@ class Faultless(Faulty):
 # Each registers its faults.
 from faulty import (  # noqa: E402
     answers,
+    begun,
     compiled,
     contexts,
     device,
@@ -361,6 +374,7 @@ __all__ = [
     "Fault",
     "Faulty",
     "answers",
+    "begun",
     "compiled",
     "contexts",
     "device",
