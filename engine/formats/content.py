@@ -9,6 +9,7 @@ from typing import NamedTuple
 from engine.errors import ModelError
 from engine.formats import kinds
 from engine.formats.protobuf import Budget, WireError, spans
+from engine.wings import wing
 
 _FIELDS = 4
 
@@ -41,11 +42,9 @@ def decrypted(
                 f"{name}: it is not encrypted, but dec_key was given; leave dec_key out", where
             )
         return Content(kind, data)
-    from engine.formats import encryption  # rare, as is all of MindIR
-
     try:
-        plain = encryption.decrypt(memoryview(data), dec_key, dec_mode)
-    except encryption.DecryptionError as error:
+        plain: bytes = wing("decrypt")(memoryview(data), dec_key, dec_mode)
+    except ModelError as error:
         raise ModelError(f"{name}: {error}", where) from None
     kind = kinds.kind_of(memoryview(plain))
     is_proven = dec_mode == "AES-GCM"  # that this is what was encrypted; any key fits the others
