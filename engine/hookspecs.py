@@ -21,8 +21,8 @@ Importing the plugin must be quick and quiet: no vendor library is imported, no 
 nothing printed before `engine_devices`, `engine_diagnose`, `engine_load` or `engine_compile`.
 
 Required: engine_backend, engine_devices, engine_load, engine_compile, engine_predict.
-Expected: engine_diagnose. The rest is announced by `BackendInfo.capabilities`. Hooks in PLANNED are
-part of the contract, and the kit tests them; this version of the core does not call them yet.
+Expected: engine_diagnose. The rest is announced by `BackendInfo.capabilities`. A hook in PLANNED
+would be one that the kit tests and this version of the core does not call yet: there is none.
 
 A hook is a function: pluggy's wrappers (`wrapper=True`, `hookwrapper=True`) are refused. Whoever
 wants to see a model's requests writes an observer (`engine.types.Observer`), and whoever wants to
@@ -153,14 +153,14 @@ def engine_predict(
 
     context: from `executable.open_context()`; used by one thread at a time, not always the same.
     inputs: one value per `executable.inputs`, in order, with the declared dtype, C-contiguous,
-        dims as declared. Axes of one symbol have one size; where they do not, because a model's
-        file names them wrongly, the user was warned and the backend decides: it runs, or raises
-        ModelError. Arrays may be read-only. With DEVICE_BUFFERS also
-        DeviceBuffers of the executable's device: one whose stream is None is the caller's to
-        write again on return, one with a stream through that stream. Not modified; read anew in
-        every call. With
-        `outputs` given, the very same list object as in the last such call means the same arrays
-        in the same shapes, so what was bound for it still stands; that holds for `outputs` too.
+        dims as declared. The dtype is that of `DType.numpy`, never numpy's other 64-bit integer.
+        Axes of one symbol have one size; where they do not, because a model's file names them
+        wrongly, the user was warned and the backend decides: it runs, or raises ModelError. Arrays
+        may be read-only. With DEVICE_BUFFERS also DeviceBuffers of the executable's device: one
+        whose stream is None is the caller's to write again on return, one with a stream through
+        that stream. Not modified; read anew in every call. With `outputs` given, the very same
+        list object as in the last such call means the same arrays in the same shapes, so what was
+        bound for it still stands; that holds for `outputs` too.
     outputs: None, or a list with one entry per output: a buffer to fill in place (exactly the
         output's dtype and shape as far as it is known; no two overlap, but one may overlap an
         input); None to have that one allocated; with DEVICE_BUFFERS a DeviceBuffer of the
@@ -174,8 +174,9 @@ def engine_predict(
     Raises DeadlineExceeded (if the backend announces DEADLINES; the context stays usable),
     Cancelled (see ExecutionContext.cancel), InputError for what only the runtime can know (a
     data-dependent shape that does not fit a given buffer), ModelError where the model itself fails
-    on this data. An exception that a signal handler raises meanwhile is let through, or is the
-    cause of what is raised: the core finds it there and gives it to the user.
+    on this data. An index out of range is such a failure. An exception that a signal handler raises
+    meanwhile is let through, or is the cause of what is raised: the core finds it there and gives
+    it to the user.
     """
 
 
@@ -190,11 +191,14 @@ def engine_predict_async(
     """Begin a predict as engine_predict runs it, and return without waiting for its end.
 
     context: is this predict's until `done` was called; `cancel` and the deadline hold as there.
-    inputs, outputs: are not changed, and are kept alive, until then.
+    inputs, outputs: are not changed, and are kept alive, until then. This core gives None for
+        outputs.
+    deadline_s: after it, as after `cancel`, `done` comes soon; the core gives a backend that can
+        stop 10 s for that, then takes the predict for failed and never closes the context.
     done: to be called exactly once for each call that returned, in whatever thread, also before
         this returns: with the values that engine_predict would return, or with the exception that
         it would raise. The context is free before it is called. So no lock may be held: it may
-        begin the next predict.
+        begin the next predict. A call after the first is ignored.
     Returns True. Raises what engine_predict raises where the predict does not begin; `done` is not
     called then. Takes no thread that the runtime does not need by itself.
     Capability: ASYNC_PREDICT. Since contract 1.3.
@@ -239,7 +243,7 @@ def engine_order(device: Device, earlier: int, later: int | None) -> bool:
 
 @hookspec(firstresult=True)
 def engine_memory(device: Device) -> DeviceMemory:
-    """Read how much memory a device has left now. Takes milliseconds; loads no model.
+    """Read how much memory a device has left now. Loads no model; may open the device.
 
     Raises BackendUnavailable where the device is gone. Capability: DEVICE_MEMORY. Since contract
     1.3.
@@ -287,9 +291,10 @@ def engine_update_weights(
 ) -> bool:
     """Exchange weights between two predicts, in place.
 
-    What a backend may offer for a model that is one executable. The core calls it there, from
-    contract 1.3 on. Otherwise the core holds variable weights itself: they are inputs of the
-    graph, and an update is one pointer.
+    What a backend may offer for a model that is one executable, and changes this executable alone.
+    The core calls it, from contract 1.3 on, where the model shares its weights with nobody and
+    does not change together with others. Otherwise the core holds variable weights itself: they
+    are inputs of the graph, and an update is one pointer.
 
     weights: new values by name; names are among `CompileOptions.variable_weights`, dtypes and
         shapes equal to the old ones. Not kept after the call.

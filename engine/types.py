@@ -191,8 +191,8 @@ class TensorSpec(_Value):
     kind: for a sequence or an optional, `dtype` and `shape` describe the tensor inside.
     bounds: () or, for each axis, None or the inclusive range (lowest, highest) that the
         executable was compiled for; the core refuses shapes outside it by name.
-    quantization: what the integers stand for, where the model says it; the core passes integers on
-        as they are. Since contract 1.3.
+    quantization: what the integers stand for, where constants in the file itself say it; the core
+        passes integers on as they are. Since contract 1.3.
     """
 
     name: str
@@ -239,8 +239,9 @@ class DeviceInfo(_Value):
         installed: the `Capability` and why, in one line. The core then asks for it no more than
         for what is not announced.
     dtypes: the element types of tensors that this device computes with; empty where the backend
-        does not say. A node of which an input or output has another type, constants apart, counts
-        as one of `LoadedModel.unsupported`, whatever that says. Since contract 1.3.
+        does not say. A node of which an input or output has another type, constants that it reads
+        apart, counts as one of `LoadedModel.unsupported`, whatever that says. Types inside the
+        bodies of nodes are the backend's to report. Since contract 1.3.
     """
 
     device: Device
@@ -255,7 +256,7 @@ class DeviceMemory(_Value):
     """Memory of a device at a moment, in bytes; None where the runtime does not tell.
 
     free: what a process may still allocate. used: what all processes have allocated. own: what
-    this process has. Since contract 1.3.
+    this process has; on a host its resident memory, shared pages included. Since contract 1.3.
     """
 
     free_bytes: int | None = None
@@ -514,6 +515,8 @@ class ModelSource(_Value):
 class NodeGroups(_Value):
     """Limits on the segments of a model that a backend takes beside other backends.
 
+    The same in every load; no node of `unsupported` is in one.
+
     together: sets of nodes, by index in `source.graph.nodes`, each of which runs here only as a
     whole and in one segment; of a set of which that cannot be, no node runs here. No two overlap.
     least_nodes: a segment of fewer nodes is not worth the way to this backend and back; the next
@@ -543,7 +546,8 @@ class LoadedModel(Protocol):
         """Nodes (by index in `source.graph.nodes`) that this backend cannot run, and why.
 
         Also those of an attribute, an element type or a kind of value (a sequence) that it does not
-        have, and of a rank that nobody knows: with MIXED_PLACEMENT others run them. For a
+        have, of a rank that nobody knows, and of an operator that the runtime computes otherwise
+        than the model's operator set says: with MIXED_PLACEMENT others run them. For a
         ModelError the core passes over the backend: that is for a file that is wrong.
         """
 
@@ -672,7 +676,8 @@ class CompileOptions(_Value):
         context is opened; predicts get a deadline then. Capability: GRAPH_COLLECTIVES.
     variable_weights: initializers (or nodes holding them) that engine_update_weights may change.
         Empty where the core holds variable weights itself, as inputs of the graph, or builds a
-        model anew for each update. Capability: UPDATE_WEIGHTS.
+        model anew for each update. engine_compile raises ModelError for one that cannot vary; the
+        core then makes them inputs. Capability: UPDATE_WEIGHTS.
     lend: the weights will be lent by engine_share_weights to other processes: "machine"; other
         executables of this process may have weights in common, and equal ones are to be in memory
         once: "process"; "" for neither. Capability: SHARE_WEIGHTS.
@@ -778,8 +783,8 @@ class Executable(Protocol):
     Optional, beside what stands below:
 
     * `concurrency`, an int: how many predicts at once are worth having. The core runs no more than
-      that at once, first come, first served, and opens no more contexts. 0, also where it is
-      missing: any number.
+      that at once, first come, first served, and opens no more contexts: of predicts that were
+      begun, no more are in flight. 0, also where it is missing: any number.
     * `open_context(beside=context)`, where SHARE_WORKSPACE is announced. `context` is one of this
       or another executable of this backend on the same device: the new one works on the same
       stream and in the same scratch memory. The core never runs two such at once, and closes the
@@ -792,7 +797,8 @@ class Executable(Protocol):
       sizes for each input, by name. progress, cancel and errors: as of engine_compile. Any thread
       may call it, also while others predict; what is prepared already returns at once. The core
       calls it when a model is built or resized, for the sizes that are known then. Results are
-      those of a predict that nothing was prepared for, to the bit. Since contract 1.3.
+      those of a predict that nothing was prepared for, to the bit. ModelError for shapes that the
+      model cannot have. Since contract 1.3.
     """
 
     @property

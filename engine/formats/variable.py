@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from engine.errors import InputError
-from engine.formats.adapter_names import node_of
 from engine.options import nearest
+from engine.wings import wing
 
 
 def declared_weights(
@@ -30,7 +30,9 @@ def declared_weights(
         if name in known:
             meant.setdefault(name, []).append(name)
             continue
-        choices = readers.get(name, readers.get(node_of(name)))
+        choices = readers.get(name)
+        if choices is None:
+            choices = readers.get(wing("adapters_node")(name))
         if choices is None:
             # A conversion that stores a weight in another type calls it NAME.float16.
             longer = (weight for weight in known if weight.startswith(f"{name}."))

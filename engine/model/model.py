@@ -345,7 +345,8 @@ class Model(Handle):
         dims: one shape an input, every dim 1 or more, 0 too for an axis that the file leaves open,
         or -1 for one that is to be open again, as it is in the file. Where a dim is another than
         the file fixes, the model is built anew for it and run once on zeros; a model that cannot
-        have these shapes stays as it was.
+        have these shapes stays as it was. Backends with the capability prepare do now what the
+        first predict of these shapes would do; then ModelError and BackendError are raised too.
         Raises TypeError for arguments of the wrong type, ValueError for counts that differ,
         RuntimeError (InputError) for shapes that the model does not allow and tensors of another.
         """

@@ -24,6 +24,7 @@ from engine.formats.collectives import part_of
 from engine.host.interrupts import raised_by_handler
 from engine.model.recipe import Built, Recipe, build, open_targets
 from engine.model.state import ModelState
+from engine.plan.preparing import prepare_resized
 from engine.plan.weights import PlanWeights
 from engine.runtime import resizing
 from engine.runtime.inputs import ThreadInputs, check_owner
@@ -85,6 +86,11 @@ def resize(state: ModelState, inputs: Sequence[Tensor], dims: Sequence[Sequence[
         if change or state.is_reshaped:
             old = _rebuild(state, dims, change)
         elif (built := state.built) is not None:
+            try:
+                prepare_resized(built.plan, signature.inputs)
+            except EngineError as error:
+                prefixed(error, "resize failed! Error is ")
+                raise
             state.built = built._replace(signature=signature)
         state.dims = [tuple(map(int, shape)) for shape in dims]
     given = getattr(state.inputs, "given", None) or ThreadInputs()

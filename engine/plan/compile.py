@@ -13,6 +13,7 @@ from engine.formats.opened import check_unchanged
 from engine.host.interrupts import raised_by_handler
 from engine.plan.contexts import ContextPool, close
 from engine.plan.plan import Candidate, Compiled, CompiledForms, KeepsNoPartition, Opener, Plan
+from engine.plan.preparing import prepare_built
 from engine.types import (
     Capability,
     CompileOptions,
@@ -169,6 +170,7 @@ def compile_loaded(backend: Backend, loaded: LoadedModel, options: CompileOption
         executable = backend.compile(loaded, options)
         try:
             _ = (*executable.inputs, *executable.outputs)
+            prepare_built(backend, executable, options)
         except BaseException:
             close(executable)
             raise

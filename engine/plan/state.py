@@ -35,7 +35,7 @@ class StatefulExecutable:
 
     def __init__(self, plan: Plan, values: list[np.ndarray[Any, Any]]) -> None:
         inner: Executable = plan.executable
-        self._inner = inner
+        self.inner = inner
         self._run = plan.predict
         self._memory, self._profile = plan.memory, plan.profile
         self._values: list[Any] = values
@@ -65,11 +65,11 @@ class StatefulExecutable:
 
     def open_context(self) -> ExecutionContext:
         """See Executable."""
-        return self._inner.open_context()
+        return self.inner.open_context()
 
     def placement(self) -> Sequence[Placement]:
         """See Executable."""
-        return self._inner.placement()
+        return self.inner.placement()
 
     def memory(self) -> MemoryReport:
         """Return the inner executable's memory and the state that is held here."""
@@ -85,4 +85,4 @@ class StatefulExecutable:
 
     def close(self) -> None:
         """See Executable."""
-        self._inner.close()
+        self.inner.close()

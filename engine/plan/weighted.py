@@ -57,7 +57,7 @@ class WeightedExecutable:
     """An executable whose last inputs are weights that the core holds."""
 
     def __init__(self, plan: Plan, weights: PlanWeights) -> None:
-        self._inner = plan.executable
+        self.inner = plan.executable
         self._run = plan.predict
         self._memory, self._profile = plan.memory, plan.profile
         self._weights = weights
@@ -77,11 +77,11 @@ class WeightedExecutable:
 
     def open_context(self) -> ExecutionContext:
         """See Executable."""
-        return self._inner.open_context()
+        return self.inner.open_context()
 
     def placement(self) -> Sequence[Placement]:
         """See Executable."""
-        return self._inner.placement()
+        return self.inner.placement()
 
     def memory(self) -> MemoryReport:
         """Return the inner executable's memory and the weights that are held here."""
@@ -98,4 +98,4 @@ class WeightedExecutable:
     def close(self) -> None:
         """See Executable."""
         self._weights.is_closed = True
-        self._inner.close()
+        self.inner.close()

@@ -14,12 +14,12 @@ import numpy as np
 
 from engine.config.variable_weights import Declaration, UpdateKind, UpdateMode
 from engine.errors import InputError, ModelError
-from engine.formats.adapter_names import node_of
 from engine.formats.opened import Array, OpenedSource
 from engine.plan.weights import check_weight, unknown_weight
 from engine.tensor import Tensor
 from engine.tensor.values import value_of
 from engine.types import Device, DeviceBuffer, DType, TensorSpec, Value
+from engine.wings import wing
 
 Update: TypeAlias = "list[list[Tensor]] | Mapping[str, Any]"
 """MindSpore Lite's form, tensors with names or in the declared order; or arrays by name."""
@@ -73,7 +73,7 @@ class VariableWeights:
             if name not in self._specs:
                 self._nodes |= {name: own}
                 # Two weights of one node, as trainers see it: the first name that was declared.
-                self._nodes.setdefault(node_of(name) or name, own)
+                self._nodes.setdefault(wing("adapters_node")(name) or name, own)
         graph = source.graph
         self._constants = (
             frozenset(item.name for item in graph.parameters) if graph else frozenset()
@@ -162,7 +162,8 @@ class VariableWeights:
         if own is not None:
             return own
         if name not in self._constants:  # those are weights that were not declared
-            own = self._nodes.get(node_of(name))  # adapters have several tensors for a node
+            # Adapters have several tensors for a node.
+            own = self._nodes.get(wing("adapters_node")(name))
             if own is not None:
                 return own
         own = self._names.get(name.removesuffix(_DELTA))

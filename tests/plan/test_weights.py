@@ -59,7 +59,7 @@ def of(number: int) -> dict[str, np.ndarray]:
 @needs_cpu
 def test_no_predict_sees_old_and_new_weights_in_two_segments(two_segments: Path) -> None:
     plan = build(two_segments, ["null", "cpu"], refusing(null="Mul"), **of(0))
-    assert len(plan.executable._inner.segments) == 3  # type: ignore[attr-defined]
+    assert len(plan.executable.inner.segments) == 3  # type: ignore[attr-defined]
     assert [spec.name for spec in plan.executable.inputs] == ["x"]
     done = threading.Event()
     wrong: list[Any] = []

@@ -34,8 +34,8 @@ FROZEN = (ROOT / "plugins/kit/tests/frozen/guide_level_1",)
 # They stay as they are: the runtime that they leave all nodes to, onnx's evaluator, is wrong there.
 SOUND_OF_FROZEN = "not(older_operator_sets)and(not(index_out_of_range))"  # in one word
 """Third parties' backends as they were at earlier levels of the contract, which each core runs."""
-REAL = ROOT / "examples/third_party/openvino"
-"""A third party's backend of a real runtime."""
+REAL = tuple(ROOT / "examples/third_party" / name for name in ("openvino", "jax"))
+"""Third parties' backends of real runtimes."""
 
 
 class Environment(NamedTuple):
@@ -239,7 +239,7 @@ only-include = ["{module}.py"]
 
 
 def versions(environment: Environment) -> None:
-    """Backends of earlier levels, of the template and of OpenVINO are right beside two cores.
+    """Backends of earlier levels, of the template, OpenVINO and JAX are right beside two cores.
 
     They are wheels, installed by pip beside this core and one of the next version.
     """
@@ -255,7 +255,7 @@ def versions(environment: Environment) -> None:
     for project in (tree, tree / "plugins/kit"):
         run("uv", "build", "--quiet", "--wheel", "--out-dir", dist, project, folder=home)
     wheels = home / "frozen"
-    for project in (*FROZEN, REAL):
+    for project in (*FROZEN, *REAL):
         run("uv", "build", "--quiet", "--wheel", "--out-dir", wheels, project, folder=home)
     newest = Environment(home / "newest", dist)
     newest.home.mkdir()
@@ -272,7 +272,8 @@ def versions(environment: Environment) -> None:
         beside.show("engine plugins", says="ready")
         beside.show(f"engine plugins check mine -k {SOUND_OF_FROZEN}")
         beside.show("engine plugins check newest")
-        beside.show("engine plugins check openvino")
+        for project in REAL:
+            beside.show(f"engine plugins check {project.name}")
 
 
 INSTALLS = (core_alone, cpu, cpu_without_mindir, kit_alone, new_backend, telemetry, doors)

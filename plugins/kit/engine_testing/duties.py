@@ -234,6 +234,11 @@ _SENTENCES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
      ("test_kernels_name_the_nodes_that_they_compute",)),
     ("CompileOptions", "An empty folder for the files that the runtime writes meanwhile,",
      ("test_files_of_a_measurement_are_where_they_were_asked_for",)),
+    ("Executable", "Results are those of a predict that nothing was prepared for, to the bit.",
+     ("test_what_is_prepared_gives_the_same_bits",)),
+    ("Executable", "progress, cancel and errors: as of engine_compile.",
+     ("test_preparing_reports_progress_and_is_cancelled",
+      "test_shapes_that_cannot_be_are_not_prepared")),
     ("engine_update_weights", "Atomic: a predict in any context sees all of them or none; on an "
      "error nothing changed,",
      ("test_updated_weights_are_used_by_every_context",

@@ -71,6 +71,7 @@ ALSO = {
     Capability.COMPILE_CACHE,
     Capability.SHARE_WORKSPACE,
     Capability.UPDATE_WEIGHTS,
+    Capability.PREPARE,
     Capability.COLLECTIVES,
     Capability.QUEUED_COLLECTIVES,
     Capability.DEVICE_MEMORY,

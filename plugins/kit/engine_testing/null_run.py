@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import CompiledFormError, InputError
+from engine.errors import CompiledFormError, InputError, ModelError
 from engine.reference.evaluator import EvaluatorContext, EvaluatorExecutable, EvaluatorModel
 from engine.types import (
+    CancelToken,
     CompileOptions,
     Device,
     DeviceBuffer,
@@ -30,6 +31,7 @@ from engine.types import (
     ModelSource,
     NodeGroups,
     Placement,
+    Progress,
     TensorSpec,
     Value,
     Values,
@@ -124,6 +126,30 @@ class NullExecutable:
         shared = {context.workspace for context in list(self.contexts)}
         workspace = sum(buffer.nbytes for buffer in shared if buffer is not None)
         return replace(self.inner.memory(), workspace_bytes=workspace)
+
+    def prepare(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        progress: Progress | None,
+        cancel: CancelToken | None,
+    ) -> None:
+        """See Executable. The evaluator specialises nothing: the shapes are checked."""
+        sizes: dict[str, int] = {}
+        for at, spec in enumerate(self.inputs):
+            if cancel is not None:
+                cancel.check()
+            shape = shapes[spec.name]
+            dims = spec.shape or shape
+            fits = len(dims) == len(shape) and all(
+                dim in (None, size)
+                if not isinstance(dim, str)
+                else sizes.setdefault(dim, size) == size
+                for dim, size in zip(dims, shape, strict=True)
+            )
+            if not fits:
+                raise ModelError(f"prepare: expected {spec}, got {list(shape)}; give that shape")
+            if progress is not None:
+                progress("prepare", at + 1, len(self.inputs))
 
     def update(self, weights: Mapping[str, Value], additive: bool) -> None:
         """See engine_update_weights: one new dict, which every later predict reads once."""

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.types import Capability, DType, ShapeRange
+from engine.errors import Cancelled, ModelError
+from engine.types import CancelToken, Capability, DType, ShapeRange
 from engine_testing import models
 from engine_testing.level import Array, Level, Trial, floats
 
@@ -246,3 +247,52 @@ class Semantics(Level):
         x[-1] = 5
         [y] = trial.run(models.affine, x)
         self.assert_close(y, 2 * x + 1)
+
+    def test_what_is_prepared_gives_the_same_bits(self, trial: Trial) -> None:
+        self.require(trial, Capability.PREPARE)
+        x = models.FINE[:64].reshape(2, 32)
+        [expected] = trial.run(models.dense, x)
+        running = trial.open(models.dense, x)
+        prepare: Any = running.executable.prepare  # type: ignore[attr-defined]
+        for _ in range(2):  # the second has nothing to do
+            prepare({"x": x.shape}, None, None)
+            [y] = running.predict(x)
+            np.testing.assert_array_equal(y, expected, err_msg="prepared, it gives other bits")
+        if trial.backend.can(Capability.DYNAMIC_SHAPES):  # others are as they were
+            other = models.FINE[:96].reshape(3, 32)
+            [y] = running.predict(other)
+            np.testing.assert_array_equal(y, trial.run(models.dense, other)[0])
+
+    def test_preparing_reports_progress_and_is_cancelled(self, trial: Trial) -> None:
+        self.require(trial, Capability.PREPARE)
+        x = models.FINE[:64].reshape(2, 32)
+        executable: Any = trial.compile(models.dense, x)
+        if trial.backend.can(Capability.CANCEL_COMPILE):
+            token = CancelToken()
+            token.cancel()
+            with pytest.raises(Cancelled):
+                executable.prepare({"x": x.shape}, None, token)
+        steps: dict[str, list[int]] = {}
+
+        def note(phase: str, done: int, total: int | None) -> None:
+            steps.setdefault(phase, []).append(done)
+            assert total is None or 0 <= done <= total, f"{phase!r}: {done} steps of {total}"
+
+        executable.prepare({"x": x.shape}, note, CancelToken())
+        for phase, done in steps.items():
+            assert done == sorted(done), f"phase {phase!r} goes back: {done}"
+        [y] = trial.context(executable).predict(x)
+        weight = models.FINE.reshape(32, 4)
+        self.assert_close(y, floats(x.astype(np.float64) @ weight.astype(np.float64)))
+
+    def test_shapes_that_cannot_be_are_not_prepared(self, trial: Trial) -> None:
+        self.require(trial, Capability.PREPARE)
+        x = models.FINE[:64].reshape(2, 32)
+        running = trial.open(models.dense, x)
+        prepare: Any = running.executable.prepare  # type: ignore[attr-defined]
+        with pytest.raises(ModelError):
+            prepare({"x": (2, 31)}, None, None)
+        prepare({"x": x.shape}, None, None)
+        [y] = running.predict(x)
+        assert isinstance(y, np.ndarray)
+        assert y.shape == (2, 4)

@@ -1,6 +1,7 @@
 """Twelve networks on target ["openvino", "cpu"], compared with cpu alone.
 
     python tests/real_models.py        # in the example's folder of a checkout; prints a table
+    python tests/real_models.py jax    # of another backend
 
 Six are the networks that the onnx package brings, with weights drawn at random in place of the
 constant ones, at opset 17; three are of bench/models.py; the others were trained.
@@ -101,11 +102,11 @@ class Comparison(NamedTuple):
     nodes: Counter[str]
 
 
-def compare(path: Path) -> Comparison:
+def compare(path: Path, backend: str = "openvino") -> Comparison:
     """Run a model on both targets, on three inputs."""
     with (
         engine.load(str(path), target="cpu") as expected,
-        engine.load(str(path), target=["openvino", "cpu"]) as got,
+        engine.load(str(path), target=[backend, "cpu"]) as got,
     ):
         worst = 0.0
         for seed in range(3):
@@ -128,11 +129,12 @@ def _inputs(model: Any, seed: int) -> Iterator[Any]:
 
 def main() -> None:
     """Print the table."""
-    print("| model | nodes on openvino | on cpu | largest difference |\n|---|---|---|---|")
+    backend = sys.argv[1] if len(sys.argv) > 1 else "openvino"
+    print(f"| model | nodes on {backend} | on cpu | largest difference |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for name, make in MODELS.items():
-            found = compare(make(Path(folder)))
-            places = f"{found.nodes['openvino']} | {found.nodes['cpu']}"
+            found = compare(make(Path(folder)), backend)
+            places = f"{found.nodes[backend]} | {found.nodes['cpu']}"
             print(f"| {name} | {places} | {found.difference:.1e} |")
 
 

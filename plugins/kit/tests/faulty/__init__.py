@@ -131,6 +131,9 @@ class Executable:
     def profile(self) -> Sequence[KernelTime]:
         return self.backend.profile(self)
 
+    def prepare(self, shapes: Any, progress: Any, cancel: Any) -> None:
+        self.backend.prepare(self, shapes, progress, cancel)
+
     def close(self) -> None:
         self.backend.close_executable(self)
 
@@ -277,6 +280,9 @@ class Faulty:
         times: Sequence[KernelTime] = executable.inner.profile()
         return times
 
+    def prepare(self, executable: Executable, shapes: Any, progress: Any, cancel: Any) -> None:
+        executable.inner.prepare(shapes, progress, cancel)
+
     def compiled_key(self, options: CompileOptions) -> Any:
         return null.engine_compiled_key(options)
 
@@ -360,6 +366,7 @@ from faulty import (  # noqa: E402
     meanings,
     numbers,
     ownership,
+    prepared,
     process,
     profile,
     ranks,
@@ -384,6 +391,7 @@ __all__ = [
     "meanings",
     "numbers",
     "ownership",
+    "prepared",
     "process",
     "profile",
     "ranks",
