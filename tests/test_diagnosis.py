@@ -400,7 +400,7 @@ def test_a_backend_in_order_has_no_problem(null_backend: str) -> None:
     diagnosis = diagnose([null_backend])
     findings = only(diagnosis).findings
     assert [(each.status, each.name) for each in findings] == [
-        (OK, "state"), (OK, "requirements"), (OK, "onnx can be imported"),
+        (OK, "state"), (OK, "memory"), (OK, "requirements"), (OK, "onnx can be imported"),
     ]  # fmt: skip
     assert "null:0" in findings[0].detail
     assert diagnosis.ailing == []

@@ -85,7 +85,8 @@ def spec_values(spec: TensorSpec) -> dict[str, Any]:
     """Return an input or output as plain values."""
     found = spec.quantization
     quantization = found and attributes(found, "scale", "zero_point", "axis")
-    return {**attributes(spec, "name", "kind", "dtype", "shape"), "quantization": quantization}
+    found_too = {"quantization": quantization} if quantization else {}
+    return {**attributes(spec, "name", "kind", "dtype", "shape"), **found_too}
 
 
 def quantization_text(spec: TensorSpec) -> str:

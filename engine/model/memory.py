@@ -55,7 +55,7 @@ class ModelMemory:
     why_unshared: str = ""
     group_workspace_bytes: int = 0
     uncounted: str = ""
-    free_bytes: Mapping[str, int] = field(default_factory=dict)
+    free_bytes: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def private_bytes(self) -> int:

