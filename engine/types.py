@@ -239,8 +239,8 @@ class DeviceInfo(_Value):
         installed: the `Capability` and why, in one line. The core then asks for it no more than
         for what is not announced.
     dtypes: the element types of tensors that this device computes with; empty where the backend
-        does not say. A node of which an input or output has another type, constants that it reads
-        apart, counts as one of `LoadedModel.unsupported`, whatever that says. Types inside the
+        does not say. A node with an input or output of another type, constants that it reads apart,
+        counts as one of `LoadedModel.unsupported`, whatever that says. Types inside the
         bodies of nodes are the backend's to report. Since contract 1.3.
     """
 
@@ -623,7 +623,7 @@ class SharedWeights(_Value):
 class Arithmetic(StrEnum):
     """How exactly a model's floats are computed, in words of no device. Since contract 1.3.
 
-    Each allows what those before it allow, but for the two last, of which neither allows the other.
+    FLOAT16 and BFLOAT16 allow what ROUNDED allows, and ROUNDED what EXACT allows.
     """
 
     EXACT = "exact"  # each type in itself: float32 neither by TF32 nor by bfloat16 products

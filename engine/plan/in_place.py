@@ -37,8 +37,15 @@ def compile_in_place(candidate: Candidate, source: OpenedSource) -> Plan | None:
     names = tuple(slot.name for slot in source.variables)
     own = candidate._replace(options=replace(options, variable_weights=names))
     reason = "it cannot run all nodes"
+    constant = with_constants(source, {})
+    if constant.graph is not None and source.graph is not None:
+        # What is said of the weights' values may change: only what holds for any is kept.
+        known = {spec.name: spec for spec in (*source.graph.inputs, *source.graph.outputs)}
+        inputs = tuple(known[spec.name] for spec in constant.graph.inputs)
+        outputs = tuple(known[spec.name] for spec in constant.graph.outputs)
+        constant = replace(constant, graph=replace(constant.graph, inputs=inputs, outputs=outputs))
     try:
-        plan, _ = compile_whole(own, with_constants(source, {}))
+        plan, _ = compile_whole(own, constant)
     except ModelError as error:
         if raised_by_handler(error):
             raise

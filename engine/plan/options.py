@@ -179,6 +179,10 @@ class BuildOptions:
             provider = ""
         device_id = getattr(settings, "device_id", None) or _device_id(given.get("device_id", "0"))
         declared = backend.info.options
+        if given.get("arithmetic") and given.get("precision_mode", "").strip():
+            raise ValueError(
+                "arithmetic and precision_mode say the same in two ways; set one of them"
+            )
         arithmetic, precision = _arithmetic(
             given.get("arithmetic", ""), target.device_type, getattr(settings, "precision_mode", "")
         )

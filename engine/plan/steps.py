@@ -191,7 +191,10 @@ class SegmentedContext:
         for index, (number, result) in enumerate(zip(step.writes, results)):
             buffer = given[index] if given is not None else None
             if buffer is None or isinstance(buffer, Device):
-                result = canonical(result) if type(result) is np.ndarray else result
+                if type(result) is np.ndarray:
+                    result = canonical(result)
+                elif type(result) is list:
+                    result = [canonical(a) if type(a) is np.ndarray else a for a in result]
                 values[number] = result
             elif result is not buffer:
                 spec = self._flow.segments[step.index].executable.outputs[index]

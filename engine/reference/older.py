@@ -1,7 +1,8 @@
 """Operators of older operator sets, to which onnx 1.23's evaluator gives their present meaning.
 
-And one of all sets, GatherElements, whose indices it takes modulo the axis's size. A class is named
-after the operator and the set whose attributes and defaults the evaluator is to take.
+And two of all sets: GatherElements, whose indices it takes modulo the axis's size, and
+LpNormalization, which it sums without abs. A class is named after the operator and the set whose
+attributes and defaults the evaluator is to take.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ def implementation(node: NodeProto, opset: int) -> type[OpRun] | None:
 
     None where onnx's own is right.
     """
-    if node.op_type == "GatherElements":
-        return GatherElements
+    if node.op_type in _OF_ALL_SETS:
+        return _OF_ALL_SETS[node.op_type]
+    if opset < 7 and any(attribute.name == "axis" for attribute in node.attribute):
+        return _ALIGNED.get(node.op_type)
     if node.op_type == "BatchNormalization" and not _is_inference(node, opset):
         return None
     until, found = _OLDER.get(node.op_type, (0, None))
@@ -102,7 +105,14 @@ class Resize_10(OpRun):
     """Resize of operator set 10: its scales are the second input."""
 
     def _run(self, x: Any, scales: Any, mode: Any = None) -> tuple[Any]:
-        return _resized(self, x, scales, mode)
+        if mode != "nearest":
+            return _resized(self, x, scales, mode)
+        for axis, scale in enumerate(scales):
+            at = np.arange(int(x.shape[axis] * scale), dtype=np.float32) / scale
+            # An axis that shrinks rounds up, as ONNX's own test of the time expects.
+            at = (np.ceil(at) if scale < 1 else np.floor(at)).astype(int)
+            x = x.take(np.minimum(at, x.shape[axis] - 1), axis)
+        return (x,)
 
 
 def _resized(node: Any, x: Any, scales: Any, mode: Any) -> tuple[Any]:
@@ -135,6 +145,55 @@ class GatherElements(OpRun):
         places[axis] = indices
         return (data[tuple(places)],)
 
+
+class LpNormalization(OpRun):
+    """x over its norm along an axis, 0 where that is 0."""
+
+    def _run(self, x: Any, axis: int | None = None, p: int | None = None) -> tuple[Any]:
+        norm = np.sum(np.abs(x) ** p, axis=axis, keepdims=True) ** (1 / (p or 2))
+        return (np.divide(x, norm, out=np.zeros_like(x), where=norm != 0).astype(x.dtype),)
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    return a / b if a.dtype.kind == "f" else np.trunc(a / b)
+
+
+def _aligned(operator: str, since: int, compute: Any) -> type[OpRun]:
+    """Return a binary operator whose second input begins at the axis `axis` of the first."""
+
+    def _run(
+        self: Any, a: Any, b: Any, axis: int | None = None, broadcast: Any = None, **_: Any
+    ) -> tuple[Any]:
+        if axis is not None:
+            b = b.reshape(b.shape + (1,) * (a.ndim - axis % a.ndim - b.ndim))
+        y = compute(a, b)
+        return (y if y.dtype == bool else y.astype(a.dtype),)
+
+    return type(f"{operator}_{since}", (OpRun,), {"_run": _run})
+
+
+_ALIGNED = {
+    **{
+        name: _aligned(name, 6, compute)
+        for name, compute in (
+            ("Add", np.add), ("Sub", np.subtract), ("Mul", np.multiply), ("Div", _quotient)
+        )
+    },
+    **{
+        name: _aligned(name, 1, compute)
+        for name, compute in (
+            ("Pow", np.power), ("And", np.logical_and), ("Or", np.logical_or),
+            ("Xor", np.logical_xor), ("Equal", np.equal), ("Greater", np.greater),
+            ("Less", np.less),
+        )
+    },
+}  # fmt: skip
+"""Binary operators before set 7, where `axis` says how the second input is broadcast."""
+
+_OF_ALL_SETS: dict[str, type[OpRun]] = {
+    "GatherElements": GatherElements,
+    "LpNormalization": LpNormalization,
+}
 
 _OLDER: dict[str, tuple[int, type[OpRun] | None]] = {
     "Softmax": (13, Softmax_11),

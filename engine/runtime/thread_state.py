@@ -180,7 +180,8 @@ class ThreadState:
             values,
             [(place, value, value.dtype, value.shape) for place, value in enumerate(values)],
             buffers,
-            list(enumerate(buffers)),
+            # The caller's own arrays, which `bind` compares; a buffer may be a view of one.
+            [(i, e if isinstance(e, np.ndarray) else buffers[i]) for i, e in enumerate(memory)],
             [buffer for buffer in buffers if isinstance(buffer, np.ndarray)],
         )
         return values, buffers

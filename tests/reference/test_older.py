@@ -17,7 +17,13 @@ pytestmark = pytest.mark.skipif(
 X = (np.arange(120).reshape(2, 3, 4, 5) % 11 / 4).astype(np.float32)
 
 
-def run(opset: int, node: str, *inputs: np.ndarray, **constants: np.ndarray) -> np.ndarray:
+def run(
+    opset: int,
+    node: str,
+    *inputs: np.ndarray,
+    target: str = "reference",
+    **constants: np.ndarray,
+) -> np.ndarray:
     names = ("x", "at")[: len(inputs)]
     types = {"float32": "float", "int64": "int64"}
     given = ", ".join(
@@ -31,7 +37,7 @@ def run(opset: int, node: str, *inputs: np.ndarray, **constants: np.ndarray) -> 
     model.graph.initializer.extend(
         onnx.numpy_helper.from_array(value, name) for name, value in constants.items()
     )
-    found = engine.load(model, target="reference")(dict(zip(names, inputs, strict=True)))["y"]
+    found = engine.load(model, target=target)(dict(zip(names, inputs, strict=True)))["y"]
     assert isinstance(found, np.ndarray)
     return found
 
@@ -75,6 +81,29 @@ def test_resizing_goes_from_the_first_element_on() -> None:
     assert linear.ravel().tolist() == expected
     text = 'Upsample <mode = "linear", scales = [1.0, 1.0, 1.0, 2.0]> (x)'
     assert run(7, text, row).ravel().tolist() == expected
+
+
+def test_resizing_to_fewer_elements_rounds_up() -> None:
+    row = np.array([[[[1, 2, 3, 4]]]], np.float32)
+    scales = np.array([1, 1, 1, 0.6], np.float32)
+    nearest = run(10, 'Resize <mode = "nearest"> (x, scales)', row, scales=scales)
+    assert nearest.ravel().tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_an_axis_says_where_the_second_input_begins(target: str) -> None:
+    x = np.arange(18, dtype=np.float32).reshape(2, 3, 3)
+    w = np.array([10, 20, 30], np.float32)
+    expected = {"Add": x + w[:, None], "Sub": x - w[:, None], "Mul": x * w[:, None]}
+    for operator, y in expected.items():
+        found = run(6, f"{operator} <axis = 1, broadcast = 1> (x, w)", x, target=target, w=w)
+        assert found.tolist() == y.tolist(), operator
+
+
+def test_a_norm_of_absolute_values_is_one() -> None:
+    x = np.array([[-3, 1], [0, 0]], np.float32)
+    found = run(22, "LpNormalization <axis = 1, p = 1> (x)", x)
+    assert found.tolist() == [[-0.75, 0.25], [0, 0]]
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])

@@ -90,7 +90,7 @@ class Trial:
     `device_type` says otherwise. folder: where models are written. opened, compiled: operators of
     the models that the test has opened, and of those that compiled; reported: of the nodes that
     `LoadedModel.unsupported` names. opened_types, compiled_types: of these models' inputs and
-    outputs.
+    outputs. is_building: a model was opened, and has not been compiled.
     """
 
     def __init__(self, backend: Backend, folder: Path, closing: ExitStack) -> None:
@@ -102,6 +102,7 @@ class Trial:
         self.reported: set[str] = set()
         self.opened_types: set[str] = set()
         self.compiled_types: set[str] = set()
+        self.is_building = False
         self._closing = closing
 
     def choose_device(self, device_type: str) -> None:
@@ -122,6 +123,7 @@ class Trial:
 
     def source(self, model: Maker | ModelSource) -> ModelSource:
         """Return a model as the core hands it to a backend."""
+        self.is_building = True
         source = model if isinstance(model, ModelSource) else open_source(str(model(self.folder)))
         self.opened |= operators_of(source)
         self.opened_types |= types_of(source)
@@ -152,6 +154,7 @@ class Trial:
             loaded.close()
         self.compiled |= operators_of(source)
         self.compiled_types |= types_of(source)
+        self.is_building = False
         return executable
 
     def refused(self) -> set[str]:
@@ -332,7 +335,8 @@ def _explaining(test: Callable[..., None]) -> Callable[..., None]:
         except (Exception, pytest.fail.Exception) as error:
             refused: set[str] = set()
             opened, types = (trial.opened, trial.opened_types) if trial else (refused, refused)
-            if trial is not None and isinstance(error, ModelError):
+            is_refused = isinstance(error, ModelError)
+            if trial is not None and is_refused and (trial.is_building or not trial.opened):
                 refused = trial.refused()
                 gap = model_gap(self.gaps, opened | refused, types, refused)
                 if self.case.partition("[")[0] in NEVER_A_GAP:

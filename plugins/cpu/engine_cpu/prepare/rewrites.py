@@ -128,6 +128,8 @@ def converted(kind: Kind, version: int) -> ModelProto | None:
     """Convert a node that is written for an older operator set, with onnx's converter."""
     if kind.domain or kind.version >= version:
         return None
+    if kind.version < 7 and any(each.name == "axis" for each in kind.node.attribute):
+        return None  # how the second input is broadcast: the converter aligns it otherwise
     result = onnx.version_converter.convert_version(kind.model(), version)
     opsets = {**kind.opsets, "": version}
     made = [tensor for tensor in result.graph.initializer if tensor.name not in kind.constants]

@@ -42,7 +42,9 @@ OPTIONS: Mapping[str, Option] = {
 # By operator: the operator set of ONNX from which on the runtime computes it right.
 RIGHT_FROM = {
     "Softmax": 13, "LogSoftmax": 13, "Hardmax": 13, "BatchNormalization": 14,
-    "Resize": 11, "Upsample": 9, "GatherElements": math.inf,
+    "Resize": 11, "Upsample": 9, "GatherElements": math.inf, "LpNormalization": math.inf,
+    "Add": 7, "Sub": 7, "Mul": 7, "Div": 7, "Pow": 7, "Equal": 7, "Greater": 7, "Less": 7,
+    "And": 7, "Or": 7, "Xor": 7,
 }  # fmt: skip
 
 
