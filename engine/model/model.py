@@ -252,6 +252,9 @@ class Model(Handle):
 
     def _queue(self) -> RequestQueue:
         state = self._state
+        queue = state.queue
+        if queue is not None and not state.why_not:
+            return queue  # without the lock: a resize may hold it long, and this is an event loop
         with state.lock:
             state.require_built("predict")
             if state.queue is None:

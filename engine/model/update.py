@@ -87,11 +87,12 @@ def resize(state: ModelState, inputs: Sequence[Tensor], dims: Sequence[Sequence[
             old = _rebuild(state, dims, change)
         elif (built := state.built) is not None:
             try:
-                prepare_resized(built.plan, signature.inputs)
+                with built.plan.pool.kept_open():  # a close frees it only afterwards
+                    prepare_resized(built.plan, signature.inputs)
             except EngineError as error:
                 prefixed(error, "resize failed! Error is ")
                 raise
-            state.built = built._replace(signature=signature)
+            state.replace(built._replace(signature=signature), "resize failed! Error is ")
         state.dims = [tuple(map(int, shape)) for shape in dims]
     given = getattr(state.inputs, "given", None) or ThreadInputs()
     given.reshape(inputs, dims)
@@ -283,7 +284,7 @@ def _built_anew(
         source,
         targets,
         recipe.path,
-        in_place=recipe.is_in_place,
+        in_place=recipe.is_in_place and old.loan is None,
         sharing=sharing,
         is_resizable=recipe.is_resizable,
     )

@@ -10,6 +10,8 @@ import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.errors import ModelStateError
@@ -166,6 +168,22 @@ class ContextPool:
         self.idle[lease] = None
         if self.is_closed:
             self._close_idle()
+
+    @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Keep the executable open meanwhile, for who works with it without a context.
+
+        Raises ModelStateError once the pool is closed.
+        """
+        lease = self._lease()
+        assert lease.entry is not None
+        self._open[lease.entry] = None
+        try:
+            if self.is_closed:
+                raise _closed()
+            yield
+        finally:
+            self.destroy(lease)
 
     def settle(self) -> None:
         """Do what follows when a context came back: close if the pool was, admit who waits."""

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -18,7 +19,7 @@ from engine.backends.attribution import attribute_errors_to
 from engine.errors import EngineError, ModelError, ModelStateError
 from engine.formats.onnx.weights import with_constants
 from engine.formats.opened import OpenedSource
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import raised_by_handler, undisturbed
 from engine.plan.compile import compile_whole
 from engine.plan.contexts import ContextPool
 from engine.plan.plan import Candidate, Opener, Plan
@@ -94,6 +95,10 @@ class BackendWeights:
 
     def exchange(self, prepared: Mapping[str, Value], is_added: bool) -> None:
         """See InPlaceWeights."""
+        # What a signal handler raises must not come between the exchange and the note of it.
+        undisturbed(partial(self._exchange, prepared, is_added))
+
+    def _exchange(self, prepared: Mapping[str, Value], is_added: bool) -> None:
         with self._turn:
             self._check_open()
             with attribute_errors_to(self._backend, "engine_update_weights"):

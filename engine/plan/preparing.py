@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +27,14 @@ def prepare_built(backend: Backend, executable: Any, options: CompileOptions) ->
 def prepare_resized(plan: Plan, inputs: Sequence[TensorSpec]) -> None:
     """Prepare every part of a plan whose shapes follow from those of the model's inputs."""
     shapes = {spec.name: spec.shape for spec in inputs if spec.shape is not None}
-    sizes = {
-        dim: size
+    named = {
+        (dim, size)
         for spec in plan.executable.inputs
         for dim, size in zip(spec.shape or (), shapes.get(spec.name, ()))
         if isinstance(dim, str)
     }
+    often = Counter(dim for dim, _ in named)  # twice where sizes contradict a symbol
+    sizes = {dim: size for dim, size in named if often[dim] == 1}
     for backend, part, device in _parts(plan.backend, plan.executable, plan.device):
         inner = {
             spec.name: [sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape]

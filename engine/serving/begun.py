@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from engine.host.fair_semaphore import FairSemaphore
     from engine.model.recipe import Built
     from engine.model.state import ModelState
+    from engine.plan import Plan
     from engine.plan.contexts import Lease
     from engine.runtime.thread_state import ThreadState
     from engine.serving.request_future import Pending, Server
@@ -49,14 +50,16 @@ class BegunFuture(RequestFuture):
     def __init__(self, state: ModelState, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._model = state  # Future has a `_state`
+        self._is_taken = False  # by a worker: until then it has not begun, slot or not
 
     def run_admitted(self, semaphore: FairSemaphore, waiter: Admission, tell: Tell | None) -> None:
         """See Work: the run has begun on return, and keeps the waiter's slot to its end."""
         if tell is not None:
             tell()
+        self._is_taken = True
         thread = self._thread(semaphore)
         if thread is None:
-            super().run_admitted(semaphore, waiter, None)
+            self._run_here(semaphore, waiter)
             return
         server, pending = self._server, self._pending
         if server is None or pending is None or self.done():
@@ -64,10 +67,26 @@ class BegunFuture(RequestFuture):
             semaphore.release(waiter.owner)
             return
         run = BegunRun(self, thread, server, pending, waiter.owner)
-        if pending.begin(run, self):
-            run.begin(self.inputs)
-        else:
+        if not pending.begin(run, self):
             semaphore.release(waiter.owner)
+        elif not run.begin(self.inputs):  # the model was built anew meanwhile
+            pending.landed(run)
+            self._run_here(semaphore, waiter)
+        del self, waiter, run  # the traceback of an error has this frame: no cycle
+
+    def is_of_another(self, plan: Plan) -> bool:
+        """Return whether the model has another plan by now."""
+        return self._model.plan not in (None, plan)
+
+    def _run_here(self, semaphore: FairSemaphore, waiter: Admission) -> None:
+        """Run it in the worker, which it keeps."""
+        pending = self._pending
+        if pending is not None:
+            pending.keep_worker()
+        super().run_admitted(semaphore, waiter, None)
+
+    def _withdrawn(self) -> bool:
+        return super()._withdrawn() or not self._is_taken
 
     def _thread(self, semaphore: FairSemaphore) -> ThreadState | None:
         """Return the worker's state; None where its predicts are run, not begun.
@@ -119,8 +138,11 @@ class BegunRun:
         # Reentrant: a backend may call `done` in its context's `cancel`.
         self._lock = threading.RLock()
 
-    def begin(self, inputs: Any) -> None:
-        """Begin, in a worker. What is raised here is the end too."""
+    def begin(self, inputs: Any) -> bool:
+        """Begin, in a worker. What is raised here is the end too.
+
+        False where the model was built anew meanwhile, and this plan is closed.
+        """
         thread, deadline_s = self._thread, None
         begin = thread.plan.begin
         assert begin is not None
@@ -130,7 +152,7 @@ class BegunRun:
             self._telling.acquire()
             self._is_of_input = True
             self.end(None, error)
-            return
+            return True
         try:
             self._lease = lease = thread.pool.lend(self._owner)
             context = lease.context
@@ -143,10 +165,14 @@ class BegunRun:
                 self._limit(deadline_s)
             begin(context, self._inputs, None, deadline_s, self.done)
         except BaseException as error:
+            is_closed = self._lease is None and isinstance(error, ModelStateError)
+            if is_closed and self._future.is_of_another(thread.plan):
+                return False
             if self._telling.acquire(blocking=False):
                 self.end(None, error)
             else:
                 self._log("raised an error after it had called done", error)
+        return True
 
     def done(self, values: Values | None, error: BaseException | None) -> None:
         """See engine.types.Done."""
@@ -218,6 +244,7 @@ class BegunRun:
         finally:
             pending.semaphore.release(self._owner)
             pending.landed(self)
+            del self._future, self._server  # a backend may keep `done`
             del self, values, error, future  # the traceback of an error has this frame: no cycle
 
     def _let_go(self) -> None:
@@ -228,6 +255,7 @@ class BegunRun:
             self._context = None
         if self._watch is not None:
             self._watch.__exit__(None, None, None)
+            self._watch = None  # no cycle: it has `_stop`
         inputs, lease, self._inputs = self._inputs, self._lease, ()
         if lease is None:
             return
@@ -259,6 +287,8 @@ class BegunRun:
                 if self._timeout_s is None:
                     raise
                 raise late(self._timeout_s) from expired
+        finally:
+            del self, error  # as in `end`
 
 
 class _End:

@@ -7,11 +7,14 @@ requests any more.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelStateError, QueueFull
+from engine.host.cpus import usable_cpus
 from engine.host.tasks import open_lock
 from engine.serving.callbacks import Callbacks
 from engine.serving.threads import Workers
@@ -64,7 +67,8 @@ class PendingRequests:
         with self._lock:
             if self._closed:
                 raise ModelStateError(self._closed)
-            self.workers.need(future.most_workers)
+            most = future.most_workers  # beside those that hand-offs keep
+            self.workers.need(most and most + len(self._hand_offs))
             self._futures[future] = None
 
     def hand_off(self, hand_off: HandOff, limit: int) -> bool:
@@ -99,6 +103,12 @@ class PendingRequests:
                 return False
             self._begun[run] = None
         return True
+
+    def keep_worker(self) -> None:
+        """Start another worker beside one that a run keeps, if that can be."""
+        with self._lock, suppress(RuntimeError):
+            if not self._closed:
+                self.workers.need(usable_cpus() if self.semaphore.slots == sys.maxsize else None)
 
     def landed(self, run: object) -> None:
         """Forget a run that was begun: it has ended."""

@@ -77,6 +77,9 @@ class Pending(Protocol):
     def landed(self, run: object) -> None:
         """See PendingRequests."""
 
+    def keep_worker(self) -> None:
+        """See PendingRequests."""
+
 
 class _Condition(threading.Condition):
     """A Condition that is entered and left by its lock's own methods.

@@ -93,6 +93,14 @@ def test_an_unknown_word_for_how_exactly_to_compute_is_refused(
         plan_of(models.affine(tmp_path), ["noting"], config=config)
 
 
+def test_two_words_for_how_exactly_to_compute_are_refused(
+    noting: ModuleType, tmp_path: Path
+) -> None:
+    section = {"arithmetic": "exact", "precision_mode": "preferred_fp16"}
+    with pytest.raises(ValueError, match=r"arithmetic and precision_mode .* set one of them"):
+        plan_of(models.affine(tmp_path), ["noting"], config={"noting_context": section})
+
+
 def test_the_device_is_that_of_the_backends_section(noting: ModuleType, tmp_path: Path) -> None:
     config = {"noting_context": {"device_id": "2"}}
     plan = plan_of(models.affine(tmp_path), ["noting"], config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -153,3 +154,34 @@ def test_a_backend_without_the_capability_is_not_asked(install: Install, tmp_pat
     quiet = install("quiet", PREPARES)
     load(save(tmp_path, NODES, FIXED), "quiet")
     assert quiet.prepared == []
+
+
+def test_a_close_frees_nothing_while_a_resize_prepares(
+    one: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, were_open, ended = threading.Event(), threading.Event(), [], []
+
+    def prepare(self: Any, shapes: Any, progress: Any, cancel: Any) -> None:
+        begun.set()
+        assert go.wait(120)
+        were_open.append(self in one.opened)
+
+    def resize() -> None:
+        try:
+            model.resize(model.get_inputs(), [[5], [5]])
+        except engine.EngineError as error:
+            ended.append(str(error))
+
+    model = load(save(tmp_path, NODES, OPEN), "one_")
+    monkeypatch.setattr(one.Preparing, "prepare", prepare)
+    threads = [threading.Thread(target=resize), threading.Thread(target=model.close)]
+    threads[0].start()
+    assert begun.wait(120)
+    threads[1].start()
+    threads[1].join(0.2)
+    go.set()
+    for thread in threads:
+        thread.join(120)
+    assert were_open == [True]
+    assert one.opened == []
+    assert "closed" in ended[0]

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -393,3 +394,38 @@ def test_a_model_that_is_built_anew_for_other_sizes_is_awaited_as_before(
             assert [result(outputs) for outputs in found] == [
                 (2 * (x + number)).tolist() for number in range(8)
             ]
+
+
+def test_a_model_that_is_built_anew_as_a_request_begins_answers_it(
+    null_device: str, tmp_path: Path
+) -> None:
+    """As an update in the mode rebuild does, which closes the plan that the request was to use."""
+    changed: list[bool] = []
+    section = {"variable_weights_list": "two, one", "variable_weights_mode": "rebuild"}
+
+    class Slow:
+        """An input whose conversion takes as long as an update."""
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            if not changed:
+                changed.append(True)
+                runner.update_weights({"two": np.array([5], np.float32)})
+            return X
+
+    with build(
+        models.affine(tmp_path), "null", 2, {"common_context": section}, max_batch_size=1
+    ) as runner:
+        assert result(runner.submit([Slow()]).result(60)) == (5 * X + 1).tolist()
+
+
+def test_a_result_is_free_when_its_future_is(null_device: str, tmp_path: Path) -> None:
+    gc.disable()  # nothing is left for the collector of cycles
+    try:
+        with build(models.affine(tmp_path), "null", 2, max_batch_size=1) as runner:
+            future = runner.submit([X])
+            future.result(60)
+            alive = weakref.ref(future)
+            del future
+            wait_until(lambda: alive() is None)
+    finally:
+        gc.enable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -406,4 +407,24 @@ def test_a_profile_is_of_the_weights_as_they_are_by_now(load, noting) -> None:
         model.profile([X])
         assert noting.updates == [({"two": [5]}, False)] * 2
         assert len(noting.closed) == 1
+        assert_gives(model, 5, 1)
+
+
+def test_an_interrupt_after_an_exchange_forgets_no_weight(load, noting) -> None:
+    with load() as model:
+        exchange = noting.null.engine_update_weights
+
+        def interrupted(*arguments: Any) -> bool:
+            exchange(*arguments)
+            signal.raise_signal(signal.SIGINT)
+            return True
+
+        noting.null.engine_update_weights = interrupted
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                model.update_weights({"two": floats(5)})
+        finally:
+            noting.null.engine_update_weights = exchange
+        assert_gives(model, 5, 1)
+        model.resize(model.get_inputs(), [[1, 3]])
         assert_gives(model, 5, 1)
