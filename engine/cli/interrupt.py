@@ -140,7 +140,10 @@ def leave(status: int) -> None:
     """End the process now if a thread of `start` does not end: Python cannot end around it."""
     until = time.monotonic() + _GRACE_S
     for thread in list(_started):
-        thread.join(max(0.0, until - time.monotonic()))
+        try:
+            thread.join(max(0.0, until - time.monotonic()))
+        except RuntimeError:  # an interrupt came as it was to start
+            continue
         if thread.is_alive():
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError):

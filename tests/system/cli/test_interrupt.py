@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -413,3 +414,16 @@ def test_a_command_that_ignores_interrupts_is_left_alone(tmp_path):
         out, _ = child.communicate(timeout=60)
     assert child.returncode == 0
     assert "latency p50" in out
+
+
+def test_a_thread_that_an_interrupt_kept_from_starting_is_waited_for_by_nobody(monkeypatch):
+    from engine.cli import interrupt
+
+    def start(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        interrupt.start(lambda: None)
+    monkeypatch.undo()
+    interrupt.leave(130)

@@ -18,7 +18,7 @@ from engine_testing.null_device import DEVICE
 # What is made of device memory or of several contexts is the emulated device's, not these two's.
 NOT_HERE = {
     Capability.COLLECTIVES, Capability.QUEUED_COLLECTIVES, Capability.SHARE_WEIGHTS,
-    Capability.SHARE_WORKSPACE, Capability.UPDATE_WEIGHTS,
+    Capability.SHARE_WORKSPACE, Capability.UPDATE_WEIGHTS, Capability.DEVICE_MEMORY,
 }  # fmt: skip
 
 
@@ -73,7 +73,7 @@ class OpaqueHandles(Faulty):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.memory = HandleDevice()
+        self.handles = HandleDevice()
 
     def manifest(self):
         info = super().manifest()
@@ -83,17 +83,17 @@ class OpaqueHandles(Faulty):
         from engine_testing.null_run import NullExecutable  # importing a plugin imports no runtime
 
         inner = loaded.compile(options)
-        return Executable(self, NullExecutable(inner, self.memory, options, 0), options=options)
+        return Executable(self, NullExecutable(inner, self.handles, options, 0), options=options)
 
     def buffer(self, device, dtype, shape, on_host):
-        return np.empty(shape, dtype.numpy) if on_host else self.memory.allocate(dtype, shape)
+        return np.empty(shape, dtype.numpy) if on_host else self.handles.allocate(dtype, shape)
 
     def copy(self, source, target, stream):
-        self.memory.copy(source, target, stream)
+        self.handles.copy(source, target, stream)
         return True
 
     def order(self, device, earlier, later):
-        self.memory.order(earlier, later)
+        self.handles.order(earlier, later)
         return True
 
 
@@ -107,7 +107,7 @@ class ImmutableBuffers(OpaqueHandles):
         values = []
         for value, wanted in zip(results, given, strict=True):
             if isinstance(value, DeviceBuffer) and value is not wanted:
-                self.memory.synchronise(value.stream)
+                self.handles.synchronise(value.stream)
                 values.append(replace(value, stream=None))
             elif isinstance(value, np.ndarray) and wanted is None:
                 value.flags.writeable = False

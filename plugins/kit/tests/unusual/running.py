@@ -43,7 +43,7 @@ class FusesMultiplyAdd(Faulty):
         info = super().manifest()  # what is done with weights or values of other types is not here
         others = {
             Capability.SHARE_WEIGHTS, Capability.UPDATE_WEIGHTS, Capability.DEVICE_BUFFERS,
-            Capability.COLLECTIVES, Capability.QUEUED_COLLECTIVES,
+            Capability.COLLECTIVES, Capability.QUEUED_COLLECTIVES, Capability.ASYNC_PREDICT,
         }  # fmt: skip
         return replace(info, capabilities=info.capabilities - others)
 
