@@ -24,7 +24,9 @@ def implementation(node: NodeProto, opset: int) -> type[OpRun] | None:
     if node.op_type in _OF_ALL_SETS:
         return _OF_ALL_SETS[node.op_type]
     if opset < 7 and any(attribute.name == "axis" for attribute in node.attribute):
-        return _ALIGNED.get(node.op_type)
+        aligned = _ALIGNED.get(node.op_type)
+        if aligned is not None:
+            return aligned
     if node.op_type == "BatchNormalization" and not _is_inference(node, opset):
         return None
     until, found = _OLDER.get(node.op_type, (0, None))

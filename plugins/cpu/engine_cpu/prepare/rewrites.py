@@ -124,12 +124,31 @@ def _outputs(kind: Kind, types: Mapping[str, TypeProto]) -> dict[str, int]:
     }
 
 
+def _is_misaligned(kind: Kind) -> bool:
+    """Return whether onnx's converter may broadcast a second input elsewhere than `axis` says.
+
+    It is right for the first axis, and where the second input reaches to the last one.
+    """
+    given = {each.name: each.i for each in kind.node.attribute if each.name in _BROADCASTING}
+    if len(given) < 2 or given["axis"] == 0:
+        return False
+    first, second = (_rank(kind, name) for name in kind.node.input)
+    return not first or second is None or given["axis"] % first + second != first
+
+
+def _rank(kind: Kind, name: str) -> int | None:
+    if name in kind.constants:
+        return len(kind.constants[name].dims)
+    tensor = kind.types[name].tensor_type
+    return len(tensor.shape.dim) if tensor.HasField("shape") else None
+
+
 def converted(kind: Kind, version: int) -> ModelProto | None:
     """Convert a node that is written for an older operator set, with onnx's converter."""
     if kind.domain or kind.version >= version:
         return None
-    if kind.version < 7 and any(each.name == "axis" for each in kind.node.attribute):
-        return None  # how the second input is broadcast: the converter aligns it otherwise
+    if kind.version < 7 and _is_misaligned(kind):
+        return None
     result = onnx.version_converter.convert_version(kind.model(), version)
     opsets = {**kind.opsets, "": version}
     made = [tensor for tensor in result.graph.initializer if tensor.name not in kind.constants]
@@ -138,6 +157,8 @@ def converted(kind: Kind, version: int) -> ModelProto | None:
     return model_of(nodes, kind.types, opsets, kind.constants, outputs=kind.node.output)
 
 
+# How binary operators before set 7 say where their second input is.
+_BROADCASTING = ("axis", "broadcast")
 # Operators that give types of their own choosing: other input types would mean something else.
 _TYPED = frozenset({
     "BitCast", "Bernoulli", "Cast", "CastLike", "Constant", "ConstantOfShape",
