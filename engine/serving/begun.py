@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import DeadlineExceeded, ModelError, ModelStateError
 from engine.host import deadlines, fork
-from engine.host.interrupts import undisturbed
+from engine.host.interrupts import raised_by_handler, undisturbed
 from engine.runtime.extensions import as_served
 from engine.serving.request_future import RequestFuture, late
 from engine.tensor.values import tensors_of
@@ -202,7 +202,9 @@ class BegunRun:
             self._limit(time.monotonic())
             try:
                 self._context.cancel()
-            except Exception:
+            except Exception as error:
+                if raised_by_handler(error):
+                    raise
                 logging.getLogger("engine").exception("a backend's cancel() failed")
 
     def _limit(self, moment_s: float) -> None:
