@@ -36,7 +36,7 @@ class StatefulExecutable:
     def __init__(self, plan: Plan, values: list[np.ndarray[Any, Any]]) -> None:
         inner: Executable = plan.executable
         self.inner = inner
-        self._run = plan.predict
+        self._run = plan.told
         self._memory, self._profile = plan.memory, plan.profile
         self._values: list[Any] = values
         self._count = len(inner.outputs) - len(values)

@@ -58,7 +58,7 @@ class WeightedExecutable:
 
     def __init__(self, plan: Plan, weights: PlanWeights) -> None:
         self.inner = plan.executable
-        self._run = plan.predict
+        self._run = plan.told
         self._memory, self._profile = plan.memory, plan.profile
         self._weights = weights
         self.concurrency: int = getattr(plan.executable, "concurrency", 0)
