@@ -162,7 +162,8 @@ def engine_predict(
         dims as declared. The dtype is that of `DType.numpy`, never numpy's other 64-bit integer.
         Axes of one symbol have one size; where they do not, because a model's file names them
         wrongly, the user was warned and the backend decides: it runs, or raises ModelError. Arrays
-        may be read-only. With DEVICE_BUFFERS also DeviceBuffers of the executable's device: one
+        may be read-only. With DEVICE_BUFFERS also DeviceBuffers of the executable's device, packed
+        unless STRIDED_BUFFERS is announced: one
         whose stream is None is the caller's to write again on return, one with a stream through
         that stream. Not modified; read anew in every call. With `outputs` given, the very same
         list object as in the last such call means the same arrays in the same shapes, so what was
@@ -237,8 +238,9 @@ def engine_buffer(device: Device, dtype: DType, shape: tuple[int, ...], on_host:
 def engine_copy(source: Value, target: Value, stream: int | None) -> bool:
     """Copy a tensor between the host and a device of this backend, or between its devices.
 
-    source, target: same dtype and shape; at least one is a DeviceBuffer. The copy comes after
-        what `source.stream` and `target.stream` have queued.
+    source, target: same dtype and shape; at least one is a DeviceBuffer, packed unless
+        STRIDED_BUFFERS is announced. What lies between the elements of a target stays as it is. The
+        copy comes after what `source.stream` and `target.stream` have queued.
     stream: where the copy is queued, one of the target's device (of the source's where the target
         is on the host); both must live until that has come to it. None: it is complete on return.
     Returns True.

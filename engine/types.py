@@ -301,6 +301,8 @@ class Capability(StrEnum):
     CANCEL_PREDICT = "cancel_predict"  # ExecutionContext.cancel stops a running model
     DEVICE_BUFFERS = "device_buffers"  # predict takes and gives DeviceBuffers: engine_buffer,
     #                                    engine_copy, engine_order, options.resident
+    STRIDED_BUFFERS = "strided_buffers"  # predict and engine_copy take buffers with strides and
+    #                                      offsets; predict may give such
     MIXED_PLACEMENT = "mixed_placement"  # engine_load reports unsupported nodes
     NODE_GROUPS = "node_groups"  # LoadedModel.groups
     COMPILE_CACHE = "compile_cache"  # options.save_to, source.compiled, engine_compiled_key
@@ -375,6 +377,14 @@ class BackendInfo(_Value):
 # --------------------------------------------------------------------------------------- values
 
 
+class MemoryKind(StrEnum):
+    """Memory that a device reaches, by its own addresses. Since contract 1.4."""
+
+    DEVICE = "device"  # its own
+    PINNED = "pinned"  # of the host, page-locked
+    MANAGED = "managed"  # wherever it was used last
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DeviceBuffer(_Value):
     """Memory on a device, or memory that a device can reach.
@@ -382,13 +392,18 @@ class DeviceBuffer(_Value):
     pointer: its address on the device. With COLLECTIVES the core makes parts of a buffer along axis
         0 by adding bytes to it. Without, it may be an opaque handle, and a part of a buffer is an
         InputError.
-    shape in elements, C-contiguous.
+    shape in elements, C-contiguous unless `strides` says otherwise.
     stream: the handle of the stream that produces the contents: whoever reads orders after it
         (engine_order). It stays usable for as long as a buffer names it, also when the context
         that it was of is closed. None means that the contents are complete. 0 is a stream like any
         other: CUDA's legacy default stream.
     owner: keeps the memory alive; the memory is freed when the last buffer that names the owner
         is gone. None: the caller guarantees the lifetime for as long as the buffer is in use.
+    strides: how many elements lie from one index of an axis to the next, for each axis; 0 where
+        all are one element. None: C-contiguous. offset_bytes: where the first element begins behind
+        a `pointer` that is an opaque handle. memory: its kind. All three are DLPack's. The core
+        gives strides and offsets to backends with STRIDED_BUFFERS, and copies for others.
+        Since contract 1.4.
     """
 
     pointer: int
@@ -397,10 +412,18 @@ class DeviceBuffer(_Value):
     device: Device
     stream: int | None = None
     owner: object = None
+    strides: tuple[int, ...] | None = None
+    offset_bytes: int = 0
+    memory: MemoryKind = MemoryKind.DEVICE
+
+    @property
+    def is_packed(self) -> bool:
+        """True where it is C-contiguous from `pointer` on."""
+        return self.strides is None and not self.offset_bytes
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes, sub-byte elements packed."""
+        """Size of its elements in bytes, sub-byte elements packed."""
         count = 1
         for dim in self.shape:
             count *= dim

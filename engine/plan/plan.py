@@ -156,6 +156,12 @@ class Plan:
         return tuple(dict.fromkeys((self.device, *(device for _, device in self.parts))))
 
     @property
+    def takes_strides(self) -> bool:
+        """True where predict takes DeviceBuffers with strides."""
+        is_whole = self.predict is self.backend.predict
+        return is_whole and not self.lacks(Capability.STRIDED_BUFFERS)[0]
+
+    @property
     def wants_options(self) -> bool:
         """True where a backend wants PredictOptions in every predict."""
         return any(part.can(Capability.PREDICT_OPTIONS) for part, _ in self.parts)

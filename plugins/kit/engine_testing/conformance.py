@@ -38,6 +38,7 @@ from engine_testing.semantics import Semantics
 from engine_testing.settings import Settings
 from engine_testing.sharing import Sharing
 from engine_testing.speed import Speed
+from engine_testing.strided_values import StridedValues
 from engine_testing.threads import Beginning, Stopping, Threads, UsersView
 from engine_testing.weights import Weights
 
@@ -52,6 +53,7 @@ class BackendConformance(
     Sharing,
     Weights,
     Profiles,
+    StridedValues,
     DeviceValues,
     DeviceFacts,
     Groups,

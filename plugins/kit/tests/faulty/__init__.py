@@ -392,6 +392,7 @@ from faulty import (  # noqa: E402
     refusals,
     settings,
     sharing,
+    strided,
     workers,
 )
 
@@ -418,5 +419,6 @@ __all__ = [
     "refusals",
     "settings",
     "sharing",
+    "strided",
     "workers",
 ]
