@@ -318,6 +318,7 @@ class Capability(StrEnum):
     ASYNC_PREDICT = "async_predict"  # engine_predict_async
     PREPARE = "prepare"  # Executable.prepare
     DEVICE_MEMORY = "device_memory"  # engine_memory
+    SEVERAL_DEVICES = "several_devices"  # options.devices, Executable.memory_by_device
     PREDICT_OPTIONS = "predict_options"  # engine_predict wants `options` in every predict
 
 
@@ -679,6 +680,10 @@ class CompileOptions(_Value):
     """Settings of one compile.
 
     device: where to. provider: one of the backend's providers, "" for its default.
+    devices: those that the executable runs on together, `device` first, in the user's order; () for
+        that one alone. The backend says what runs where. DeviceBuffers that it takes and gives are
+        on `device`; results are those of one device, as exactly. Also for each segment of a model.
+        Capability: SEVERAL_DEVICES. Since contract 1.4.
     precision: the API's precision_mode: "enforce_fp32" (true fp32, no faster approximation) or
         "preferred_fp16" for "cpu", "gpu" and "ascend"; for "ascend" also "preferred_fp32",
         "enforce_fp16", "enforce_origin", "preferred_optimal" and ""; "" for other device types.
@@ -732,6 +737,7 @@ class CompileOptions(_Value):
     """
 
     device: Device
+    devices: tuple[Device, ...] = ()
     provider: str = ""
     precision: str = ""
     arithmetic: Arithmetic | None = None
@@ -769,9 +775,10 @@ class Placement(_Value):
     """Device and provider that run one node, and why.
 
     node: its name in the file, "" if it has none; index: its place there. device: as
-    `str(Device)`. provider: one of `BackendInfo.providers`, or that with ":" and a detail.
-    state: RUNS where the backend cannot know better. fused_into: the index of the node whose
-    kernel computes this one; None unless it is FUSED and that is known.
+    `str(Device)`; where several run parts of one node, theirs with commas between. provider: one of
+    `BackendInfo.providers`, or that with ":" and a detail. state: RUNS where the backend cannot
+    know better. fused_into: the index of the node whose kernel computes this one; None unless it is
+    FUSED and that is known.
     """
 
     index: int
@@ -831,6 +838,9 @@ class Executable(Protocol):
       or another executable of this backend on the same device: the new one works on the same
       stream and in the same scratch memory. The core never runs two such at once, and closes the
       one that it names last.
+    * `memory_by_device()`, where SEVERAL_DEVICES is announced: a MemoryReport for each device that
+      the executable runs on, a Mapping[Device, MemoryReport]; `memory()` is their sum. Since
+      contract 1.4.
     * `profile()`, where PROFILE is announced: a sequence of KernelTime, of all predicts of an
       executable that was compiled with `profile_to`. Called once, after the last predict and
       before close.

@@ -123,6 +123,8 @@ def identity_of(
 ) -> Identity:
     """Return what a model's compiled form depends on. Raises SharingError for unreadable files."""
     key = {"backend": backend.name, "device": options.device.type}
+    if options.devices:
+        key["devices"] = str(len(options.devices))
     if not backend.lacks(Capability.COMPILE_CACHE, options.device):
         key = key_of(backend, options)
     try:

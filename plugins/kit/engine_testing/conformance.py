@@ -36,6 +36,7 @@ from engine_testing.profile import Profiles
 from engine_testing.ranks import Ranks
 from engine_testing.semantics import Semantics
 from engine_testing.settings import Settings
+from engine_testing.several_devices import SeveralDevices
 from engine_testing.sharing import Sharing
 from engine_testing.speed import Speed
 from engine_testing.strided_values import StridedValues
@@ -50,6 +51,7 @@ class BackendConformance(
     Leaks,
     Speed,
     Ranks,
+    SeveralDevices,
     Sharing,
     Weights,
     Profiles,

@@ -289,7 +289,7 @@ def test_the_simplest_tests_come_first(order: list[str]) -> None:
         "manifest", "semantics", "numerics", "arithmetic", "meanings", "ownership", "errors",
         "lifecycle", "settings", "process", "threads", "predict_options", "threads", "contexts",
         "compiled", "groups", "device_facts", "device_values", "strided_values", "profile",
-        "weights", "sharing", "ranks", "speed", "lifecycle", "conformance",
+        "weights", "sharing", "several_devices", "ranks", "speed", "lifecycle", "conformance",
     ]  # fmt: skip
     assert tests[0] == "test_the_manifest_says_who_the_backend_is"
     leaks = [test for test in tests if "leave_no_files" in test]
