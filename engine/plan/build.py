@@ -93,14 +93,10 @@ def _can_update(candidate: Candidate, source: ModelSource) -> bool:
 def _with_held_values(plan: Plan) -> Plan:
     """Return a plan whose variable weights and state the core holds, if it has any."""
     try:
-        if variables_of(plan.source):
-            from engine.plan.weighted import with_weights  # rare
+        if variables_of(plan.source) or state_of(plan.source):
+            from engine.plan.held import with_held_values  # rare
 
-            plan = with_weights(plan)
-        if state_of(plan.source):
-            from engine.plan.state import with_state  # rare
-
-            plan = with_state(plan)
+            plan = with_held_values(plan)
     except BaseException:
         plan.pool.close()
         raise
