@@ -12,7 +12,7 @@ from engine.backends import Backend, find_target
 from engine.errors import BackendError, BackendUnavailable, ModelError
 from engine.formats.collectives import is_collective
 from engine.formats.opened import digest_of, state_of, variables_of
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.plan.compile import compile_whole
 from engine.plan.options import BuildOptions
 from engine.plan.plan import Candidate, CompiledForms, Plan
@@ -145,8 +145,7 @@ def _further(
                     raise BackendUnavailable(unreadable, backend.name)
                 own = options.of(backend, target, source, are_listed)
             except BackendError as error:
-                if raised_by_handler(error):
-                    raise
+                pass_interrupt(error)
                 yield error
                 continue
             if (backend.name, own.provider) in asked:
