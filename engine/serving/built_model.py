@@ -6,7 +6,7 @@ import math
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,15 +21,16 @@ from engine.serving.begun import BegunFuture, can_begin
 from engine.serving.request_future import RequestFuture
 from engine.serving.request_queue import RequestQueue
 from engine.serving.statistics import Recorder
-from engine.types import Capability
+from engine.types import Capability, Device
 
 if TYPE_CHECKING:
     from engine.model.state import ModelState
     from engine.report.observing.observation import Observation
+    from engine.report.observing.request import ObservedRequest
     from engine.serving.batchable import Batching
     from engine.serving.batching import Request
     from engine.tensor import Tensor
-    from engine.types import CancelToken
+    from engine.types import CancelToken, PredictOptions
 
 
 class BuiltModel:
@@ -55,6 +56,8 @@ class BuiltModel:
             plan.lacks(capability)[0]
             for capability in (Capability.DEADLINES, Capability.CANCEL_PREDICT)
         )
+        self.takes_options = plan.takes_options
+        self.devices: Sequence[Device] = plan.run_on
         self.run_s = math.inf
         self.batcher: Batcher | None = None
 
@@ -75,13 +78,19 @@ class BuiltModel:
         outputs: list[Tensor] | None,
         deadline_s: float | None,
         cancel: CancelToken | None,
+        options: PredictOptions | None,
+        observed: ObservedRequest | None,
     ) -> list[Tensor]:
         """See Runnable."""
 
         def predict(inputs: Any, outputs: list[Tensor] | None = None) -> list[Tensor]:
             left_s = None if deadline_s is None else max(1e-6, deadline_s - time.monotonic())
+            run = options
+            if request is not None and request.shared_by > 1 and self.takes_options:
+                run = request.run
+            asked: Any = {} if run is None else {"priority": run.priority, "request_id": run.id}
             begin_s = time.perf_counter()
-            results = self.predict(inputs, outputs, timeout_s=left_s, cancel=cancel)
+            results = self.predict(inputs, outputs, timeout_s=left_s, cancel=cancel, **asked)
             self.run_s = time.perf_counter() - begin_s
             return results
 
