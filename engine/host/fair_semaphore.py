@@ -84,11 +84,16 @@ class FairSemaphore:
     overtakes it. Every `acquire` that returns True needs one `release`.
 
     A signal handler may raise between any two steps: so `_holders` alone says who has a slot, and
-    each step may be done again.
+    each step may be done again. `enter` and `leave` take no lock: who takes a slot notes it in
+    `_holders` first and counts then, and who waits stands in `_waiting` before it counts.
+
+    extra: how many more than `slots` may `enter` while nobody waits.
     """
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
+        self.extra = 0
+        self._main = threading.main_thread().ident  # where signal handlers run
         self._holders: dict[int, None] = {}  # the owners of slots
         self._waiting: dict[Waiter, None] = {}  # in the order in which they came
         # Those that have a slot, or are about to get or release one, with their waiters.
@@ -126,7 +131,7 @@ class FairSemaphore:
         that interrupts a thread which has a slot: it would wait for itself.
         """
         thread = threading.get_ident()
-        if thread in self._threads:
+        if self.is_mine:
             if thread in self._reusing:
                 del self._reusing[thread]
                 return True
@@ -134,13 +139,13 @@ class FairSemaphore:
         self._threads[thread] = None
         try:
             with self._lock:
-                if self._has_room(request):
-                    self._holders[thread] = None
+                if self._takes(thread, request):
                     return True
                 self._refuse_more_than(limit)
                 waiter = _ThreadWaiter(thread, request)
                 self._threads[thread] = waiter
                 self._waiting[waiter] = None
+                self._admit()
             self.notify_arrival()
             waiter.wait(deadline_s, cancel)
             with self._lock:
@@ -169,11 +174,38 @@ class FairSemaphore:
         self.refuse_nested()
         thread = threading.get_ident()
         with self._lock:
-            if not self._has_room(request):
+            if not self._takes(thread, request):
                 return False
-            self._holders[thread] = None
             self._threads[thread] = None
         return True
+
+    def enter(self, thread: int) -> bool:
+        """Take a slot for the calling thread without the lock, if one is free and nobody waits.
+
+        thread: its number. `leave` follows where it returns True, and `acquire` where not: also in
+        the main thread, and in one that has a slot.
+        """
+        holders = self._holders
+        if (
+            self._waiting
+            or self._pausing
+            or thread in holders
+            or thread in self._threads
+            or thread == self._main
+        ):
+            return False
+        holders[thread] = None
+        if len(holders) <= self.slots + self.extra and not (self._waiting or self._pausing):
+            return True
+        self.leave(thread)
+        return False
+
+    def leave(self, thread: int) -> None:
+        """Give back the slot that `enter` took."""
+        del self._holders[thread]
+        if self._waiting:
+            with self._lock:
+                self._admit()
 
     def enqueue(self, waiter: CallbackWaiter, limit: int = 0) -> None:
         """Queue a waiter. `withdraw`, or `take_over` and `release`, follows.
@@ -228,7 +260,8 @@ class FairSemaphore:
     @property
     def is_mine(self) -> bool:
         """True where the calling thread has a slot, or is about to get or release one."""
-        return threading.get_ident() in self._threads
+        thread = threading.get_ident()
+        return thread in self._threads or thread in self._holders
 
     def refuse_nested(self) -> None:
         """Raise ModelStateError where `is_mine`."""
@@ -243,7 +276,7 @@ class FairSemaphore:
         own = threading.get_ident()
         with self._lock:
             waiting = [waiter.owner for waiter in self._waiting]
-            return any(owner != own for owner in (*self._holders, *waiting))
+            return any(owner != own for owner in [*list(self._holders), *waiting])
 
     def dequeue(self, fits: Callable[[Shareable], bool]) -> list[Waiter]:
         """Take waiters out of the queue, whose requests the caller does, which has a slot.
@@ -317,17 +350,28 @@ class FairSemaphore:
             self._admit()
         self._threads.pop(thread, None)
 
-    def _has_room(self, request: Shareable | None) -> bool:
+    def _takes(self, owner: int, request: Shareable | None) -> bool:
+        """Take a slot, if one is free and nobody waits."""
         is_paused = self._pausing and request is not None
-        return not self._waiting and not is_paused and len(self._holders) < self.slots
+        return not self._waiting and not is_paused and self._holds(owner)
+
+    def _holds(self, owner: int) -> bool:
+        """Take a slot if one is free."""
+        if len(self._holders) >= self.slots:
+            return False
+        self._holders[owner] = None
+        if len(self._holders) <= self.slots:
+            return True
+        del self._holders[owner]  # `enter` was quicker
+        return False
 
     def _admit(self) -> None:
         while self._waiting:
             waiter = next(iter(self._waiting))
-            if waiter.owner not in self._holders:
-                if len(self._holders) >= self.slots or (self._pausing and waiter.request):
-                    return
-                self._holders[waiter.owner] = None
+            if waiter.owner not in self._holders and (
+                (self._pausing and waiter.request) or not self._holds(waiter.owner)
+            ):
+                return
             waiter.admitted_s = waiter.admitted_s or time.perf_counter()
             waiter.wake()
             # Last, so that whoever comes after an interrupt wakes it again.
