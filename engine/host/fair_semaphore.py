@@ -87,7 +87,7 @@ class FairSemaphore:
     each step may be done again. `enter` and `leave` take no lock: who takes a slot notes it in
     `_holders` first and counts then, and who waits stands in `_waiting` before it counts.
 
-    extra: how many more than `slots` may `enter` while nobody waits.
+    extra: how many slots there are beyond `slots`; it may change at any time.
     """
 
     def __init__(self, slots: int) -> None:
@@ -357,10 +357,11 @@ class FairSemaphore:
 
     def _holds(self, owner: int) -> bool:
         """Take a slot if one is free."""
-        if len(self._holders) >= self.slots:
+        most = self.slots + self.extra
+        if len(self._holders) >= most:
             return False
         self._holders[owner] = None
-        if len(self._holders) <= self.slots:
+        if len(self._holders) <= most:
             return True
         del self._holders[owner]  # `enter` was quicker
         return False

@@ -303,7 +303,7 @@ def test_no_more_enter_than_there_are_slots_and_who_waits_is_always_admitted() -
 
     def work(index: int) -> None:
         thread = threading.get_ident()
-        for _ in range(3000):
+        for _ in range(1000):
             entered = semaphore.enter(thread)
             if not entered:
                 semaphore.acquire(time.monotonic() + 60)  # an error where nobody admits it
@@ -313,6 +313,7 @@ def test_no_more_enter_than_there_are_slots_and_who_waits_is_always_admitted() -
                 semaphore.acquire()
             inside.append(index)
             most.append(len(inside))
+            time.sleep(0)
             inside.remove(index)
             semaphore.leave(thread) if entered else semaphore.release()
 
@@ -322,14 +323,13 @@ def test_no_more_enter_than_there_are_slots_and_who_waits_is_always_admitted() -
         in_threads(8, work)
     finally:
         sys.setswitchinterval(interval_s)
-    assert max(most) <= 3, "two slots and one more for who needs not wait"
-    assert min(counts.values()) > 100, counts
+    assert max(most) == 3, "two slots and an extra one"
+    assert all(counts.values()), counts
     assert is_unused(semaphore)
 
 
 def test_the_main_thread_does_not_enter_and_nobody_does_before_who_waits() -> None:
     semaphore = FairSemaphore(1)
-    semaphore.extra = 5
     assert not semaphore.enter(threading.get_ident()), "a signal handler may raise in it"
     assert semaphore.enter(7)
     with ThreadPoolExecutor(1) as threads:
