@@ -93,11 +93,16 @@ class FairSemaphore:
     needs one `release`.
 
     A signal handler may raise between any two steps: so `_holders` alone says who has a slot, and
-    each step may be done again.
+    each step may be done again. `enter` and `leave` take no lock: who takes a slot notes it in
+    `_holders` first and counts then, and who waits stands in `_waiting` before it counts.
+
+    extra: how many slots there are beyond `slots`; it may change at any time.
     """
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
+        self.extra = 0
+        self._main = threading.main_thread().ident  # where signal handlers run
         self._holders: dict[int, None] = {}  # the owners of slots
         self._waiting: dict[Waiter, None] = {}  # in the order in which they came
         self._is_ranked = False  # some came with another priority than 0 and may wait still
@@ -138,7 +143,7 @@ class FairSemaphore:
         that interrupts a thread which has a slot: it would wait for itself.
         """
         thread = threading.get_ident()
-        if thread in self._threads:
+        if self.is_mine:
             if thread in self._reusing:
                 del self._reusing[thread]
                 return True
@@ -146,13 +151,13 @@ class FairSemaphore:
         self._threads[thread] = None
         try:
             with self._lock:
-                if self._has_room(request):
-                    self._holders[thread] = None
+                if self._takes(thread, request):
                     return True
                 self._refuse_more_than(limit)
                 waiter = _ThreadWaiter(thread, request, priority)
                 self._threads[thread] = waiter
                 self._queue(waiter)
+                self._admit()
             self.notify_arrival()
             waiter.wait(deadline_s, cancel)
             with self._lock:
@@ -181,11 +186,38 @@ class FairSemaphore:
         self.refuse_nested()
         thread = threading.get_ident()
         with self._lock:
-            if not self._has_room(request):
+            if not self._takes(thread, request):
                 return False
-            self._holders[thread] = None
             self._threads[thread] = None
         return True
+
+    def enter(self, thread: int) -> bool:
+        """Take a slot for the calling thread without the lock, if one is free and nobody waits.
+
+        thread: its number. `leave` follows where it returns True, and `acquire` where not: also in
+        the main thread, and in one that has a slot.
+        """
+        holders = self._holders
+        if (
+            self._waiting
+            or self._pausing
+            or thread in holders
+            or thread in self._threads
+            or thread == self._main
+        ):
+            return False
+        holders[thread] = None
+        if len(holders) <= self.slots + self.extra and not (self._waiting or self._pausing):
+            return True
+        self.leave(thread)
+        return False
+
+    def leave(self, thread: int) -> None:
+        """Give back the slot that `enter` took."""
+        del self._holders[thread]
+        if self._waiting:
+            with self._lock:
+                self._admit()
 
     def enqueue(self, waiter: CallbackWaiter, limit: int = 0, *, is_barrier: bool = False) -> None:
         """Queue a waiter. `withdraw`, or `take_over` and `release`, follows.
@@ -244,7 +276,8 @@ class FairSemaphore:
     @property
     def is_mine(self) -> bool:
         """True where the calling thread has a slot, or is about to get or release one."""
-        return threading.get_ident() in self._threads
+        thread = threading.get_ident()
+        return thread in self._threads or thread in self._holders
 
     def refuse_nested(self) -> None:
         """Raise ModelStateError where `is_mine`."""
@@ -259,7 +292,7 @@ class FairSemaphore:
         own = threading.get_ident()
         with self._lock:
             waiting = [waiter.owner for waiter in self._waiting]
-            return any(owner != own for owner in (*self._holders, *waiting))
+            return any(owner != own for owner in [*list(self._holders), *waiting])
 
     def dequeue(self, fits: Callable[[Shareable], bool]) -> list[Waiter]:
         """Take waiters out of the queue, whose requests the caller does, which has a slot.
@@ -336,9 +369,21 @@ class FairSemaphore:
             self._admit()
         self._threads.pop(thread, None)
 
-    def _has_room(self, request: Shareable | None) -> bool:
+    def _takes(self, owner: int, request: Shareable | None) -> bool:
+        """Take a slot, if one is free and nobody waits."""
         is_paused = self._pausing and request is not None
-        return not self._waiting and not is_paused and len(self._holders) < self.slots
+        return not self._waiting and not is_paused and self._holds(owner)
+
+    def _holds(self, owner: int) -> bool:
+        """Take a slot if one is free."""
+        most = self.slots + self.extra
+        if len(self._holders) >= most:
+            return False
+        self._holders[owner] = None
+        if len(self._holders) <= most:
+            return True
+        del self._holders[owner]  # `enter` was quicker
+        return False
 
     def _queue(self, waiter: Waiter) -> None:
         self._is_ranked = self._is_ranked or waiter.rank != 0
@@ -349,10 +394,13 @@ class FairSemaphore:
         while self._waiting:
             waiter = min(self._waiting, key=_rank) if self._is_ranked else next(iter(self._waiting))
             if waiter.owner not in self._holders:
-                if len(self._holders) >= self.slots or (self._pausing and waiter.request):
+                if self._pausing and waiter.request:
                     return
-                waiter.rank = _ADMITTED  # so that whoever comes after an interrupt finds it first
-                self._holders[waiter.owner] = None
+                # First, so that whoever comes after an interrupt finds it first.
+                rank, waiter.rank = waiter.rank, _ADMITTED
+                if not self._holds(waiter.owner):
+                    waiter.rank = rank
+                    return
             waiter.admitted_s = waiter.admitted_s or time.perf_counter()
             waiter.wake()
             # Last, so that whoever comes after an interrupt wakes it again.

@@ -188,7 +188,7 @@ Compiled: TypeAlias = tuple[Executable | None, dict[int, str]]
 
 
 class CompiledForms(Protocol):
-    """A place in which the compiled forms of models are kept."""
+    """A place in which the compiled forms of models are kept, and partitions where it says so."""
 
     def compiled(
         self,
@@ -208,6 +208,7 @@ class CompiledForms(Protocol):
 
     def has(self, source: ModelSource, key: Mapping[str, str]) -> bool:
         """Return whether something was given to `keep` for this model and key; cheap."""
+        return False
 
     def find(
         self, source: ModelSource, key: Mapping[str, str], read: Callable[[Path], T]
@@ -216,30 +217,13 @@ class CompiledForms(Protocol):
 
         None where there is none, or where `read` raises ValueError: it is of no use any more.
         """
-
-    def keep(
-        self, source: ModelSource, key: Mapping[str, str], write: Callable[[Path], None]
-    ) -> None:
-        """Keep what `write` writes into a folder, in place of what was kept before, or nothing."""
-
-
-class KeepsNoPartition:
-    """The part of CompiledForms that is about partitions, where none is kept."""
-
-    def has(self, source: ModelSource, key: Mapping[str, str]) -> bool:
-        """See CompiledForms."""
-        return False
-
-    def find(
-        self, source: ModelSource, key: Mapping[str, str], read: Callable[[Path], T]
-    ) -> T | None:
-        """See CompiledForms."""
         return None
 
     def keep(
         self, source: ModelSource, key: Mapping[str, str], write: Callable[[Path], None]
     ) -> None:
-        """See CompiledForms."""
+        """Keep what `write` writes into a folder, in place of what was kept before, or nothing."""
+        return
 
 
 class Candidate(NamedTuple):

@@ -26,7 +26,7 @@ from engine.wings import wing
 
 if TYPE_CHECKING:
     from engine.report.observing.observation import Observation, Parts
-    from engine.serving.built_model import BuiltModel
+    from engine.serving.built_model import BuiltModel, Direct
     from engine.serving.request_queue import RequestQueue
     from engine.serving.statistics import RunnerStatistics
     from engine.types import CancelToken, ModelDescription, Progress
@@ -60,6 +60,7 @@ class ModelParallelRunner(Runner):
         super().__init__(_NOT_BUILT)
         self._queues: list[RequestQueue[BuiltModel]]
         self._batching = ""
+        self._direct: Direct | None = None
         fork.watch(self)
 
     # --------------------------------------------------------------------------------- building
@@ -179,6 +180,8 @@ class ModelParallelRunner(Runner):
             for queue in queues:
                 queue.runnable.observation = self._observation
             self._queues = queues
+            if len(queues) == 1:
+                self._direct = queues[0].runnable.direct(self._recorder)
             self.model_path_ = model_path
             self._why_not = ""
 
@@ -210,8 +213,13 @@ class ModelParallelRunner(Runner):
         try:
             plan = state.require_built().plan
             slots = parallel.workers_num or getattr(plan.executable, "concurrency", 0)
-            plan.pool.limit(slots or max(1, usable_cpus() // (context.cpu.thread_num or 1)))
-            runnable = BuiltModel(model)
+            is_fixed = bool(slots) or context.cpu.thread_num > 1
+            slots = slots or max(1, usable_cpus() // (context.cpu.thread_num or 1))
+            if plan.pool.semaphore is not None:
+                plan.pool.limit(slots)
+            runnable = BuiltModel(model, slots=slots)
+            if not is_fixed and context.target == ["cpu"]:
+                runnable.overlap(self._recorder)
             return RequestQueue(
                 runnable, self._recorder, limit, when_full == "wait", runnable.futures
             )
@@ -239,6 +247,12 @@ class ModelParallelRunner(Runner):
         Raises what Model.predict raises, and QueueFull where `when_full` says so.
         """
         try:
+            direct = self._direct
+            is_plain = timeout_s is None and cancel is None and priority == 0 and request_id == ""
+            if is_plain and direct is not None:
+                results = direct(inputs, outputs)
+                if results is not None:
+                    return results
             return self._free_queue().predict(
                 inputs, outputs, timeout_s, cancel, priority, request_id
             )
@@ -271,6 +285,15 @@ class ModelParallelRunner(Runner):
     def statistics(self) -> RunnerStatistics:
         """Return counts, times and batch sizes of all requests since the runner was built."""
         return self._counted(self._batching)
+
+    def close(self, *, finish: bool = True) -> None:
+        """See Runner."""
+        self._direct = None
+        super().close(finish=finish)
+
+    def _abandon(self) -> None:
+        self._direct = None
+        super()._abandon()
 
     def _capacity(self) -> str:
         return f"{sum(queue.semaphore.slots for queue in self._queues)} at once"
