@@ -116,6 +116,18 @@ def test_options_pass_through_what_stands_around_a_predict(
     assert backend.told == [PredictOptions(id="through", priority=3), None]
 
 
+def test_options_reach_the_backend_of_a_model_whose_outputs_have_any_size(
+    plugin_folder: Path, tmp_path: Path
+) -> None:
+    backend = make(plugin_folder, "open_ended")
+    with engine.load(models.nonzero(tmp_path), target="open_ended") as model:
+        x = np.array([0, 1, 0, 2], np.float32)
+        for asked in ({"request_id": "open"}, {}):
+            [y] = model.predict([x], **asked)
+            np.testing.assert_array_equal(y.get_data_to_numpy(), [[1, 3]])
+    assert backend.told == [PredictOptions(id="open"), None]
+
+
 def test_each_segment_of_a_model_on_two_backends_gets_them(
     plugin_folder: Path, tmp_path: Path
 ) -> None:
