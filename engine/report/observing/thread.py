@@ -22,6 +22,7 @@ class ObservedThread:
     """The state of a thread, which it asks for all that it does not watch itself."""
 
     is_plain = False  # so that `give` sees every result
+    expected = ((None, None),)  # which fits nothing: `take` sees every input
 
     def __init__(self, own: ThreadState, request: ObservedRequest) -> None:
         self._own = own
