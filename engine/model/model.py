@@ -194,7 +194,7 @@ class Model(Handle):
         try:
             if outputs is None:
                 # `take` begins so; without its call where all is as it was last time.
-                values = as_expected(inputs, thread.expected) if type(inputs) is list else None
+                values = as_expected(inputs, thread.expected) if type(inputs) is list else None  # type: ignore[comparison-overlap]
                 values, buffers = thread.take(inputs) if values is None else values, None
             elif type(outputs) is list and not outputs:  # as in MindSpore Lite: none are given
                 values, buffers, outputs = thread.take(inputs), None, None

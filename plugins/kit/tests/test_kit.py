@@ -287,7 +287,7 @@ def test_the_simplest_tests_come_first(order: list[str]) -> None:
     modules = [getattr(BackendConformance, test).__module__.rpartition(".")[2] for test in tests]
     assert [module for module, _ in itertools.groupby(modules)] == [
         "manifest", "semantics", "numerics", "arithmetic", "meanings", "ownership", "errors",
-        "lifecycle", "settings", "process", "threads", "predict_options", "threads", "contexts",
+        "lifecycle", "settings", "process", "threads", "predict_options", "contexts",
         "compiled", "groups", "device_facts", "device_values", "strided_values", "profile",
         "weights", "sharing", "several_devices", "ranks", "speed", "lifecycle", "conformance",
     ]  # fmt: skip
