@@ -382,8 +382,8 @@ class MemoryKind(StrEnum):
     """Memory that a device reaches, by its own addresses. Since contract 1.4."""
 
     DEVICE = "device"  # its own
-    PINNED = "pinned"  # of the host, page-locked
-    MANAGED = "managed"  # wherever it was used last
+    PINNED = "pinned"  # of the host, page-locked: the pointer is valid on the host too
+    MANAGED = "managed"  # wherever it was used last; the pointer is valid on the host too
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -401,10 +401,10 @@ class DeviceBuffer(_Value):
     owner: keeps the memory alive; the memory is freed when the last buffer that names the owner
         is gone. None: the caller guarantees the lifetime for as long as the buffer is in use.
     strides: how many elements lie from one index of an axis to the next, for each axis; 0 where
-        all are one element. None: C-contiguous. offset_bytes: where the first element begins behind
-        a `pointer` that is an opaque handle. memory: its kind. All three are DLPack's. The core
-        gives strides and offsets to backends with STRIDED_BUFFERS, and copies for others.
-        Since contract 1.4.
+        all are one element, negative where the next index lies before. None: C-contiguous.
+        offset_bytes: the first element is at pointer + offset_bytes, also where `strides` is None.
+        memory: its kind. All three are DLPack's. The core gives strides and offsets to backends
+        with STRIDED_BUFFERS, and copies for others. Since contract 1.4.
     """
 
     pointer: int
@@ -1009,6 +1009,9 @@ it there, a Mapping[str, str]. It gives a function that is called instead, from 
 each predict that passed the checks of its inputs, and not for the core's own trials. It passes
 `context` on as it is, gives back what it was given, and lets exceptions through. Several wrap in
 the order in which the user names them, the first outermost.
+
+An extension with an attribute `takes_strides` that is true gets DeviceBuffers with strides as the
+backend takes and gives them; for any other they are packed. Since contract 1.4.
 
 An extension with an attribute `changes_results` that is true may give other results than the model
 (a cache, a guard, a shadow), also without a call of the model: host arrays of the outputs' dtypes,

@@ -13,6 +13,8 @@ from engine.types import Capability, Device, DeviceBuffer, DType
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
+REPEATED = "the buffer lie on each other in memory, so that it cannot be filled; make it contiguous"
+
 
 def may_overlap(one: object, other: object) -> bool:
     """Return whether two tensors may have memory in common; False for what is no tensor."""
@@ -24,12 +26,26 @@ def may_overlap(one: object, other: object) -> bool:
     return False
 
 
+def repeats(buffer: DeviceBuffer) -> bool:
+    """Return whether several elements of a buffer may be one place in memory, as for a stride of 0.
+
+    Such a buffer can be read, but not filled.
+    """
+    dims = zip(buffer.shape, buffer.strides or ())
+    extent = 0  # from the first element to the last, along the axes so far
+    for step, dim in sorted((abs(step), dim) for dim, step in dims if dim > 1):
+        if step <= extent:
+            return 0 not in buffer.shape
+        extent += (dim - 1) * step
+    return False
+
+
 def _extent(buffer: DeviceBuffer) -> tuple[int, int]:
     """Return where a buffer's first byte is, and the one after its last."""
     begin = buffer.pointer + buffer.offset_bytes
     if buffer.strides is None:
         return begin, begin + buffer.nbytes
-    size = buffer.dtype.bits // 8
+    size = (buffer.dtype.bits + 7) // 8
     steps = [(dim - 1) * step * size for dim, step in zip(buffer.shape, buffer.strides)]
     below, above = (sum(step for step in steps if (step < 0) == is_below) for is_below in (1, 0))
     return begin + below, begin + above + size
@@ -59,6 +75,8 @@ class Memory:
         for tensor in (source, target):
             if type(tensor) is DeviceBuffer and not tensor.is_packed:
                 self._require_strides()
+                if tensor is target and repeats(tensor):
+                    raise InputError(f"elements of {REPEATED}")
         with attribute_errors_to(self.backend, "engine_copy"):
             done = self._copy(source, target, None)
             if done is not True:

@@ -222,7 +222,8 @@ def order_for(buffer: DeviceBuffer, stream: int | None) -> None:
 
     stream: on a GPU as DLPack numbers CUDA's: None and 1 for the legacy default stream, 2 for the
     thread's default stream, else a handle. -1: the consumer sees to it. Elsewhere the calling
-    thread waits. Raises BufferError for 0, which the protocol forbids.
+    thread waits, and for None where the host can read the memory, as numpy does at once. Raises
+    BufferError for 0, which the protocol forbids.
     """
     if stream == -1:
         return
@@ -230,6 +231,8 @@ def order_for(buffer: DeviceBuffer, stream: int | None) -> None:
         later = None
     elif stream == 0:
         raise BufferError("stream 0 is ambiguous; pass 1 for the legacy default stream")
+    elif stream is None and buffer.memory is not MemoryKind.DEVICE:
+        later = None
     else:
         later = 0 if stream in (None, 1) else stream
     order(buffer, later)

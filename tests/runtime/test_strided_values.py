@@ -13,8 +13,9 @@ from test_dlpack import Producer, StridedOnDevice, gpu_tensor
 
 import engine
 from engine import Tensor
+from engine.backends.doors import EXTENSIONS
 from engine.errors import InputError
-from engine.tensor import device_memory, dlpack
+from engine.tensor import device_memory, dlpack, memory
 from engine.tensor.values import value_of
 from engine.types import Device, DeviceBuffer, DType, MemoryKind
 from engine_testing import models, plugins
@@ -56,6 +57,21 @@ def strided(result):
     placed = replace(wide, shape=result.shape, strides=tuple(steps), offset_bytes=12, owner=wide)
     device.copy(result, placed, None)
     return placed
+"""
+
+LOOKS = """
+seen = []
+
+def look(model, predict):
+    def run(context, inputs, outputs, deadline_s):
+        seen.append([value.is_packed for value in inputs])
+        results = predict(context, inputs, outputs, deadline_s)
+        seen.append([value.is_packed for value in results])
+        return results
+
+    return run
+
+look.takes_strides = {takes}
 """
 
 
@@ -125,6 +141,30 @@ def test_who_does_not_take_strides_gets_a_packed_copy(
     assert all(packed for inputs in taking.seen for packed in inputs)
 
 
+@pytest.mark.parametrize("takes", [False, True])
+def test_an_extension_gets_strides_only_where_it_says_that_it_takes_them(
+    takes: bool, backend: Any, plugin_folder: Path, tmp_path: Path
+) -> None:
+    name = f"looks_{takes}".lower()
+    plugins.install(
+        plugin_folder, name, f"{name}_all:look", group=EXTENSIONS.group,
+        source=LOOKS.format(takes=takes),
+    )  # fmt: skip
+    path = models.affine(tmp_path)
+    with engine.load(path, target="striding") as plain:
+        x = result(plain)
+    config = {"common_context": {"extensions": name}}
+    with engine.load(path, target="striding", config=config) as model:
+        y = result(model, x)
+        np.testing.assert_array_equal(y.get_data_to_numpy(), 4 * X + 3)
+        filled = Tensor(device="null:0")
+        filled._value = memory.allocate(Device("null"), DType.FLOAT32, (2, 3))
+        model.predict([x], [filled])
+        np.testing.assert_array_equal(filled.get_data_to_numpy(), 4 * X + 3)
+    seen = importlib.import_module(f"{name}_all").seen
+    assert seen == [[not takes], [not takes], [not takes], [True]]
+
+
 def test_segments_hand_on_packed_values(backend: Any, plugin_folder: Path, tmp_path: Path) -> None:
     taking = make(plugin_folder, "behind_it", "- {'strided_buffers'}", gives=False)
     config = {"striding_context": {"unsupported_ops": "Add"}}
@@ -169,12 +209,12 @@ def test_gpu_memory_with_strides_is_taken_where_its_backend_copies_it(
 
 
 @pytest.mark.parametrize(
-    ("memory", "number"),
+    ("kind", "number"),
     [(MemoryKind.DEVICE, 2), (MemoryKind.PINNED, 3), (MemoryKind.MANAGED, 13)],
 )
-def test_the_kind_of_memory_is_dlpacks_kind_of_device(memory: MemoryKind, number: int) -> None:
+def test_the_kind_of_memory_is_dlpacks_kind_of_device(kind: MemoryKind, number: int) -> None:
     tensor = gpu_tensor()
-    tensor._value = replace(tensor._value, memory=memory)
+    tensor._value = replace(tensor._value, memory=kind)
     assert tensor.__dlpack_device__() == (number, 1)
     imported = dlpack._Imported(tensor.__dlpack__(max_version=(1, 0)))
     assert (imported.tensor.device_type, imported.tensor.device_id) == (number, 1)
@@ -200,3 +240,37 @@ def test_host_memory_with_strides_is_shared_as_before() -> None:
     strided = np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]
     taken = dlpack.take(Producer(np.ascontiguousarray(strided)))
     np.testing.assert_array_equal(taken, strided)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "repeats"),
+    [
+        ((2, 3), None, False), ((2, 3), (12, 4), False), ((2, 3), (1, 12), False),
+        ((2, 3), (-12, -4), False), ((2, 3), (0, 1), True), ((2, 3), (1, 1), True),
+        ((2, 3), (2, 1), True), ((2, 3), (-3, 1), False), ((1, 3), (0, 1), False),
+        ((0, 3), (0, 0), False), ((), (), False),
+    ],
+)  # fmt: skip
+def test_memory_is_filled_only_where_each_element_has_its_own(
+    shape: tuple[int, ...], strides: tuple[int, ...] | None, repeats: bool, backend: Any,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    device = Device("null")
+    whole = memory.to_device(np.zeros(60, np.float32), device)
+    buffer = replace(whole, shape=shape, strides=strides, offset_bytes=120, owner=whole)
+    new = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    if repeats:
+        with pytest.raises(InputError, match="lie on each other"):
+            memory.copy(new, buffer)
+        out = Tensor(device="null:0")
+        out._value = buffer
+        with (
+            engine.load(models.affine(tmp_path), target="striding") as model,
+            pytest.raises(InputError, match=r"output 'y': elements .* make it contiguous"),
+        ):
+            model.predict([X], [out])
+    else:
+        memory.copy(new, buffer)
+        np.testing.assert_array_equal(memory.to_host(buffer), new)
+    held = memory.to_host(whole)
+    assert held.sum() == (0 if repeats else new.sum())
