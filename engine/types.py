@@ -595,7 +595,9 @@ class PredictOptions(_Value):
     """Options of one predict. Since contract 1.4.
 
     id: of its request, as `RequestEvent.id`: the user's own, or one that is unique in this process;
-    "" where nobody asked for one. Of a run that several requests share: `RequestEvent.run_id`.
+    "" where the user gave none and nobody observes. Of a run that several requests share:
+    `RequestEvent.run_id`. What is unique is given to backends with PREDICT_OPTIONS, or where there
+    is something else to say.
     priority: -100 to 100, 0 is usual; of what waits for the device, the highest comes first. Of a
     shared run: the highest of its requests.
     can_be_cancelled: False where nobody calls `ExecutionContext.cancel` for it; `deadline_s` holds

@@ -71,7 +71,7 @@ class BuiltModel:
             plan.lacks(capability)[0]
             for capability in (Capability.DEADLINES, Capability.CANCEL_PREDICT)
         )
-        self.takes_options = plan.takes_options
+        self.takes_options, self.wants_options = plan.takes_options, plan.wants_options
         self.devices: Sequence[Device] = plan.run_on
         self.run_s = math.inf
         self.batcher: Batcher | None = None

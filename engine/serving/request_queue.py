@@ -51,7 +51,8 @@ class Runnable(Protocol):
     semaphore: before its runs. can_stop: see Server. run_s: how long the last run took. batcher:
     of requests that share runs, whose runs it counts; None where each runs alone. observation:
     what tells observers of the requests; None where there are none. takes_options: `run` passes
-    options on to who takes them. devices: that run every request; () where `run` notes which do.
+    options on to who takes them. wants_options: who wants them always. devices: those that run
+    every request; () where `run` notes which do.
     """
 
     semaphore: FairSemaphore
@@ -59,6 +60,7 @@ class Runnable(Protocol):
     run_s: float
     observation: Observation | None
     takes_options: bool
+    wants_options: bool
     devices: Sequence[Device]
 
     @property
@@ -204,7 +206,7 @@ class RequestQueue(Generic[R]):
         observed = runnable.observation.begin(runnable.checked, options.id if options else "")
         if observed is not None:
             observed.devices.extend(runnable.devices)
-        if observed is not None and runnable.takes_options:
+        if observed is not None and (options is not None or runnable.wants_options):
             options = PredictOptions(id=observed.id, priority=options.priority if options else 0)
         return observed, options
 

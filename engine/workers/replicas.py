@@ -51,7 +51,7 @@ class Replicas:
 
     can_stop = True
     batcher = None  # requests share no runs
-    takes_options = False
+    takes_options = wants_options = False
     devices: Sequence[Device] = ()  # each request notes its own
     observation: Observation | None = None
 

@@ -47,7 +47,8 @@ class ObservedThread:
     def run(self, *arguments: Any) -> Any:
         """See engine_predict."""
         own, request = self._own, self._request
-        run = own.asked(None, 0, request.id) if own.plan.takes_options else own.run
+        # Its backend wants options always: these have an id.
+        run = own.run if own.run is own.plain else own.asked(None, 0, request.id)
         return self._timed(run, *arguments)
 
     def asked(self, cancel: Any, priority: int = 0, request_id: str = "") -> _Asked:
