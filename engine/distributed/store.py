@@ -33,7 +33,7 @@ from multiprocessing.connection import (
     answer_challenge,
     deliver_challenge,
 )
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from engine.errors import CommunicatorError, one_line
 from engine.host.blocks import Closing
@@ -401,16 +401,8 @@ def _read(store: Store, key: str, timeout_s: float, rank: int | None) -> bytes:
     return store.get(key, timeout_s)
 
 
-@runtime_checkable
-class Exchanging(Protocol):
-    """Does by itself what others do over a store."""
-
-    def exchange(self, value: bytes, timeout_s: float) -> list[bytes]:
-        """Give every rank of the job the values of all, in rank order."""
-
-
 def exchange(
-    store: Store | Exchanging,
+    store: Store,
     rank: int,
     world_size: int,
     value: bytes,
@@ -422,8 +414,6 @@ def exchange(
     numbers: the ranks' in the job, where they are others. Raises CommunicatorError naming the
     ranks that did not write theirs within `timeout_s`, or have ended without.
     """
-    if isinstance(store, Exchanging):
-        return store.exchange(value, timeout_s)
     numbers = numbers or range(world_size)
     deadline_s = time.monotonic() + timeout_s
     store.set(f"value of {rank}", value)
