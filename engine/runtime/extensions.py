@@ -88,6 +88,7 @@ def description(plan: Plan, signature: Signature, path: str) -> ModelDescription
         backends=(plan.backend.name, *(backend.name for backend, _ in plan.others)),
         inputs=signature.inputs,
         outputs=signature.outputs,
+        devices=plan.run_on,
     )
 
 
