@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from engine_testing import models, onnx_suite
+from engine_testing import models
 from engine_testing.command import check_backend
 from engine_testing.mixed import FAULTS, Status, compare_models, models_in, models_of_the_kit
 from engine_testing.page import page
@@ -108,19 +108,6 @@ def test_onnx_files_are_found_in_subfolders(tmp_path: Path) -> None:
     paths = [models.affine(tmp_path), models.scalar(tmp_path / "b")]
     (tmp_path / "readme.txt").write_text("")
     assert models_in(tmp_path) == sorted(paths)
-
-
-def test_onnxs_suite_runs_with_another_target_behind(
-    null_backend: str, plugin_folder: Path
-) -> None:
-    name = backend(plugin_folder, "modest", refused="NonZero")
-    cases = onnx_suite.load_cases("^test_(nonzero_example|abs)$")
-    alone = {result.name: result for result in onnx_suite.run(name, cases, workers=1)}
-    assert alone["test_nonzero_example"].status is onnx_suite.Status.REFUSED
-    both = onnx_suite.run(name, cases, workers=1, beside=[null_backend])
-    found = {result.name: result for result in both}
-    assert {result.status for result in found.values()} == {onnx_suite.Status.PASSED}
-    assert found["test_nonzero_example"].nodes == {"null": ("NonZero",)}
 
 
 # ---------------------------------------------------------------------------- command and page
