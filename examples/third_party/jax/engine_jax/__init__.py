@@ -29,8 +29,8 @@ CAPABILITIES = {
 @hookimpl
 def engine_backend() -> types.BackendInfo:
     return types.BackendInfo(
-        name="jax", version="0.1.0", device_types=("jax",), providers=("xla",), options=OPTIONS,
-        capabilities=frozenset(CAPABILITIES),
+        name="jax", version="0.1.0", level=3, device_types=("jax",), providers=("xla",),
+        options=OPTIONS, capabilities=frozenset(CAPABILITIES),
     )  # fmt: skip
 
 
