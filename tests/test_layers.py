@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -169,6 +171,43 @@ def test_a_plugin_imports_of_the_core_what_is_for_plugins() -> None:
         "engine_cpu", "engine_gpu_trt", "engine_ascend_ge", "engine_mindir", "engine_telemetry",
         "engine_jax", "engine_openvino",
     }  # fmt: skip
+
+
+NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}  # fmt: skip
+
+
+def lines_of_code(text: str) -> int:
+    """Count the lines that are not blank, a comment or a docstring."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Expr(ast.Constant(str())):
+                lines.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
+    return len(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ('"""Say."""\n\n# why\nx = 1  # so\n', 1),
+        ('def f():\n    """Say\n    more."""\n    return """a\n    b"""\n', 3),
+        ("x = [\n    1,\n]\n", 3),
+    ],
+)
+def test_lines_of_code_are_counted_without_comments_and_docstrings(text: str, count: int) -> None:
+    assert lines_of_code(text) == count
+
+
+@pytest.mark.parametrize(("package", "most"), [("engine_openvino", 400), ("engine_jax", 900)])
+def test_a_third_party_is_short(package: str, most: int) -> None:
+    files = [path for path in PLUGIN_FILES if package_of(path) == package]
+    assert 0 < sum(lines_of_code(path.read_text()) for path in files) <= most
 
 
 # ------------------------------------------------------------------------------------- circles
