@@ -83,6 +83,9 @@ class Runnable(Protocol):
         options: its id and priority; None for neither. observed: the same request for observers.
         """
 
+    def extra(self, inputs: Any) -> int:
+        """Return how many slots beyond the semaphore's a request may take."""
+
     def checked(self, inputs: Any) -> list[Any]:
         """Return a request's inputs in the model's order. Raises what Model.predict raises."""
 
@@ -164,8 +167,9 @@ class RequestQueue(Generic[R]):
                 if self.runnable.batcher is not None and not outputs:
                     request = self.runnable.batcher.request(inputs, priority)
                 served = None
-                if has_handlers or not semaphore.try_acquire(request):
-                    served = self._served(run, request, deadline_s, cancel, priority)
+                extra = self.runnable.extra(inputs)
+                if has_handlers or not semaphore.try_acquire(request, extra):
+                    served = self._served(run, request, deadline_s, cancel, priority, extra)
                 if served is not None:
                     results, admitted_s = served
                 else:
@@ -217,13 +221,14 @@ class RequestQueue(Generic[R]):
         deadline_s: float | None,
         cancel: CancelToken | None,
         priority: int,
+        extra: int,
     ) -> tuple[list[Tensor], float] | None:
         """Wait for the turn of a request; return the results, and when its run began.
 
         None where no other thread runs it: the calling thread has a slot then.
         """
         limit = 0 if self._is_waiting else self._limit
-        if self.runnable.run_s >= _SHORT_RUN_S and not in_main_thread():
+        if not extra and self.runnable.run_s >= _SHORT_RUN_S and not in_main_thread():
             hand_off = HandOff(run, request, priority)
             try:
                 if self.pending.hand_off(hand_off, limit):
@@ -231,7 +236,7 @@ class RequestQueue(Generic[R]):
                     return results, hand_off.run_s
             finally:
                 self.pending.forget(hand_off)
-        if self.semaphore.acquire(deadline_s, cancel, request, limit, priority):
+        if self.semaphore.acquire(deadline_s, cancel, request, limit, priority, extra):
             return None
         assert request is not None
         return request.results or [], request.began_s

@@ -117,6 +117,10 @@ class Replicas:
             threads.given = ThreadInputs()
         return threads.given.give(self._inputs, self)  # type: ignore[no-any-return]
 
+    def extra(self, inputs: Any) -> int:
+        """See Runnable: none."""
+        return 0
+
     def checked(self, inputs: Any) -> list[Any]:
         """See Runnable."""
         return fitting.values(self._signature, inputs, ())
