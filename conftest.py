@@ -20,6 +20,16 @@ settings.register_profile(
 settings.load_profile("engine")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collect no garbage while thousands of tests are made, all of which stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _young_heap() -> None:
     """Leave what earlier modules have left in memory out of this one's garbage collections.

@@ -63,6 +63,16 @@ class Graph:
         return path
 
 
+def layers(folder: Path, width: int, count: int) -> Path:
+    """MatMul and Relu, `count` times, on rows of `width`; the batch is open."""
+    g, y = Graph(), "x"
+    for _ in range(count):
+        y = g.add("Relu", [g.add("MatMul", [y, g.weight(width, width)])])
+    return g.save(
+        folder / f"layers-{width}-{count}.onnx", {"x": (1, ["b", width])}, {y: ["b", width]}
+    )
+
+
 def tiny(folder: Path) -> Path:
     """Two 16x16 layers with ReLU: next to nothing but the cost of a call."""
     g = Graph()

@@ -2,6 +2,7 @@
 
     python bench/runner.py                       8 clients, MobileNetV2 and a BERT-like model
     python bench/runner.py batching              a weight-bound model, requests one by one or shared
+    python bench/runner.py small                 models of 14 us to 1.5 ms, Model beside the runner
     python bench/runner.py --seconds 4 -n 10     longer rounds, and more of them
 
 Each round lets all contenders run for some seconds, in an order drawn anew: 8 threads on one
@@ -42,7 +43,10 @@ Predict = Callable[[dict[str, np.ndarray]], Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One contender. ratio: its requests a second over the baseline's; p99_ratio: likewise."""
+    """One contender. ratio: its requests a second over the baseline's; p99_ratio: likewise.
+
+    cpu_s: CPU time of the process for one request: on a busy machine steadier than the rate.
+    """
 
     model: str
     what: str
@@ -52,6 +56,7 @@ class Row:
     p99_s: float
     p99_ratio: float
     control: float
+    cpu_s: float
 
 
 def clients(predict: Predict, feeds: dict[str, np.ndarray], seconds: float) -> list[float]:
@@ -134,14 +139,17 @@ def compare(
     order = random.Random(0)
     columns = [names[0], *names]
     per_s: list[list[float]] = [[] for _ in columns]
+    cpu_s: list[list[float]] = [[] for _ in columns]
     latencies: list[list[float]] = [[] for _ in columns]
     show = bar(model)
     for predict in contenders.values():
         clients(predict, feeds, 0.3)
     for round_ in range(rounds):
         for place in order.sample(range(len(columns)), len(columns)):
+            begin_s = time.process_time()
             found = clients(contenders[columns[place]], feeds, seconds)
             per_s[place].append(len(found) / seconds)
+            cpu_s[place].append((time.process_time() - begin_s) / len(found))
             latencies[place] += found
         if show:
             show(round_ + 1, rounds)
@@ -157,6 +165,7 @@ def compare(
             quantile(latencies[place], 0.99),
             quantile(latencies[place], 0.99) / base_p99,
             control,
+            statistics.median(cpu_s[place]),
         )
         for place, name in enumerate(names, start=1)
     ]
@@ -229,6 +238,31 @@ def batching(folder: Path, rounds: int, seconds: float) -> list[Row]:
     return rows
 
 
+def small(folder: Path, rounds: int, seconds: float) -> list[Row]:
+    """Models whose run takes about as long as a thread takes to be woken."""
+    cpus, rows = usable_cpus(), []
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    for name, width, layers in (
+        ("14 us", 128, 8), ("66 us", 384, 6), ("490 us", 768, 12), ("1.5 ms", 1024, 20),
+    ):  # fmt: skip
+        path = models.layers(folder, width, layers)
+        session = ort.InferenceSession(path, options)
+        feeds = feeds_of(session)
+        with runner(path) as own, engine.load(str(path), target="cpu", threads=1) as model:
+            print_batching(name, own)
+            contenders: dict[str, Predict] = {
+                "8 threads on a 1-thread session": lambda x, s=session: s.run(None, x),
+                f"{cpus} sessions of 1 thread": sessions(path, cpus),
+                "Model, 1 thread": model.predict,
+                "ModelParallelRunner": own.predict,
+            }
+            if other := openvino(path):
+                contenders["OpenVINO, float32"] = other
+            rows += compare(name, contenders, feeds, rounds, seconds)
+    return rows
+
+
 def feeds_of(session: ort.InferenceSession) -> dict[str, np.ndarray]:
     chance = np.random.default_rng(0)
     feeds = {}
@@ -249,27 +283,32 @@ def report(rows: list[Row], as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    print(f"{'model':20} {'what':30} {'/s':>9} {'ratio':>6} {'p50':>9} {'p99':>9} {'p99':>6} A/A")
+    print(
+        f"{'model':20} {'what':31} {'/s':>9} {'ratio':>6} {'p50':>9} {'p99':>9} {'p99':>6} "
+        f"{'CPU':>9} A/A"
+    )
     for row in rows:
         print(
-            f"{row.model:20} {row.what:30} {row.per_s:9.1f} {row.ratio:6.3f} "
+            f"{row.model:20} {row.what:31} {row.per_s:9.1f} {row.ratio:6.3f} "
             f"{row.p50_s * 1e3:6.2f} ms {row.p99_s * 1e3:6.2f} ms {row.p99_ratio:6.3f} "
-            f"{row.control:.3f}"
+            f"{row.cpu_s * 1e6:6.0f} us {row.control:.3f}"
         )
+
+
+MEASURES = {"throughput": throughput, "batching": batching, "small": small}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", nargs="?", choices=["throughput", "batching"], default="throughput")
+    parser.add_argument("what", nargs="?", choices=[*MEASURES], default="throughput")
     parser.add_argument("-n", "--rounds", type=int, default=8, metavar="N")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each contender in a round")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
-    measure = {"throughput": throughput, "batching": batching}[arguments.what]
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure(Path(folder), arguments.rounds, arguments.seconds)
+        rows = MEASURES[arguments.what](Path(folder), arguments.rounds, arguments.seconds)
     report(rows, arguments.json)
 
 

@@ -7,13 +7,7 @@ from collections.abc import Sized
 from copy import deepcopy
 from typing import Literal, TypeAlias
 
-from engine.config.checks import (
-    require,
-    require_choice,
-    require_count,
-    require_int,
-    require_list,
-)
+from engine.config.checks import require, require_choice, require_count, require_int, require_list
 from engine.config.settings import Settings, setting
 from engine.host.launched import is_launched
 from engine.wings import wing

@@ -7,7 +7,8 @@ point of group `engine.backends.v1` names:
     my_backend = "my_package"
 
 The core opens it late, by name, and by itself, so hooks have one implementation
-and one answer. An implementation may take fewer arguments than its spec, by the same names.
+and one answer. An implementation may take fewer arguments than its spec, by the same names; one
+that has a default here has one there too, and is left out where the core has nothing to say by it.
 The core calls hooks with everything checked: names, counts, dtypes, shapes and contiguity of
 inputs, existence and bounds of model files. Vendor exceptions are translated once, here, into
 `engine.errors` with `raise ... from`; any other exception that leaves a hook is reported to the
@@ -51,6 +52,7 @@ from engine.types import (
     ExecutionContext,
     LoadedModel,
     ModelSource,
+    PredictOptions,
     ReduceOp,
     SharedWeights,
     Value,
@@ -73,7 +75,7 @@ REQUIRED = (
 PLANNED: tuple[str, ...] = ()
 """Hooks that the core does not call yet."""
 
-LEVEL = 3
+LEVEL = 4
 """How far this contract has grown: each version of the core that adds to it has a higher number.
 
 The group's version and the level together are a contract's number: "contract 1.1". A plugin that
@@ -145,7 +147,11 @@ def engine_compile(loaded: LoadedModel, options: CompileOptions) -> Executable:
 
 @hookspec(firstresult=True)
 def engine_predict(
-    context: ExecutionContext, inputs: Values, outputs: Values | None, deadline_s: float | None
+    context: ExecutionContext,
+    inputs: Values,
+    outputs: Values | None,
+    deadline_s: float | None,
+    options: PredictOptions | None = None,
 ) -> Values:
     """Run the model once and block until the outputs are ready.
 
@@ -169,6 +175,10 @@ def engine_predict(
         reused only where a buffer is given and for `CompileOptions.resident`: everything else
         returned is new and belongs to the caller.
     deadline_s: a moment of time.monotonic(), or None.
+    options: what the user, or who shares the run, says of this predict alone; None, or left out,
+        for nothing: then it may be cancelled as any other. Changes no result. With the capability
+        PREDICT_OPTIONS it comes with every predict of a Model, so that `can_be_cancelled` is
+        known. Left out of an isolated backend's. Since contract 1.4.
     Returns one value per `executable.outputs`, in order; given buffers are returned themselves
         (`outputs` itself, if every one was given).
     Raises DeadlineExceeded (if the backend announces DEADLINES; the context stays usable),
@@ -187,6 +197,7 @@ def engine_predict_async(
     outputs: Values | None,
     deadline_s: float | None,
     done: Done,
+    options: PredictOptions | None = None,
 ) -> bool:
     """Begin a predict as engine_predict runs it, and return without waiting for its end.
 
@@ -199,6 +210,7 @@ def engine_predict_async(
         this returns: with the values that engine_predict would return, or with the exception that
         it would raise. The context is free before it is called. So no lock may be held: it may
         begin the next predict. A call after the first is ignored.
+    options: as engine_predict's.
     Returns True. Raises what engine_predict raises where the predict does not begin; `done` is not
     called then. Takes no thread that the runtime does not need by itself.
     Capability: ASYNC_PREDICT. Since contract 1.3.

@@ -316,6 +316,7 @@ class Capability(StrEnum):
     ASYNC_PREDICT = "async_predict"  # engine_predict_async
     PREPARE = "prepare"  # Executable.prepare
     DEVICE_MEMORY = "device_memory"  # engine_memory
+    PREDICT_OPTIONS = "predict_options"  # engine_predict wants `options` in every predict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -563,6 +564,24 @@ Done: TypeAlias = Callable[["Values | None", "BaseException | None"], None]
 
 It returns quickly and does not raise. Since contract 1.3.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class PredictOptions(_Value):
+    """Options of one predict. Since contract 1.4.
+
+    id: of its request, as `RequestEvent.id`: the user's own, or one that is unique in this process;
+    "" where nobody asked for one. Of a run that several requests share: `RequestEvent.run_id`.
+    priority: -100 to 100, 0 is usual; of what waits for the device, the highest comes first. Of a
+    shared run: the highest of its requests.
+    can_be_cancelled: False where nobody calls `ExecutionContext.cancel` for it; `deadline_s` holds
+    all the same.
+    """
+
+    id: str = ""
+    priority: int = 0
+    can_be_cancelled: bool = False
+
 
 Progress: TypeAlias = Callable[[str, int, "int | None"], None]
 """progress(phase, done, total): steps of the phase that are done; total is None while unknown.
@@ -931,7 +950,9 @@ class ModelDescription(_Value):
 
     name: the file's name without folder and suffix, or the graph's for a model in memory.
     path: "" for a model in memory. backends: those that run it, the target's first. id: for
-    observers, unique among the models and runners of this process.
+    observers, unique among the models and runners of this process. devices: those that it may run
+    on, the target's first; of a runner of many devices, all, by the numbers that the user gave.
+    Since contract 1.4.
     """
 
     name: str
@@ -940,6 +961,7 @@ class ModelDescription(_Value):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     id: str = ""
+    devices: tuple[Device, ...] = ()
 
 
 Predict: TypeAlias = Callable[[Any, Values, "Values | None", "float | None"], Values]
@@ -987,6 +1009,9 @@ class BuildEvent(_Value):
     model: of a failed build the name and the path alone are known. begin_s: of time.monotonic().
     spans: the phases that the backends reported, in the order in which they began. error: "" or
     the exception as one line, "class: text". error_type: "" or the name of its class.
+    device_memory: asks how much memory each of the model's devices has left now (engine_memory),
+    when it is called, in any thread; a device that does not tell is left out. None of a failed
+    build, and where the devices are those of other processes. Since contract 1.4.
     """
 
     model: ModelDescription
@@ -996,13 +1021,15 @@ class BuildEvent(_Value):
     spans: tuple[Span, ...] = ()
     error: str = ""
     error_type: str = ""
+    device_memory: Callable[[], Mapping[Device, DeviceMemory]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RequestEvent(_Value):
     """A request has ended: one event each, however it came and however many devices served it.
 
-    id: unique among the requests of this process. begin_s: when it came, of time.monotonic().
+    id: the user's `request_id`; else unique among the requests of this process. begin_s: when it
+    came, of time.monotonic().
     queue_s: from then to its turn, and to the run that it shares; all of its time where that never
     came. compute_s: of its run, as the request sees it: all that share a run take as long as the
     run. batch_size: how many requests shared the run, this one included; 0 where its turn never
@@ -1011,6 +1038,8 @@ class RequestEvent(_Value):
     inputs, outputs: host arrays and other values in the model's order, not to be changed or kept
     after `on_request` has returned (copy them); None unless the observer has `wants_values`, where
     the inputs did not pass the checks, and where there are no results.
+    devices: those that served it. run_id: of its run, the same for all requests that shared it; the
+    request's own where it ran alone. Neither where its turn never came. Since contract 1.4.
     """
 
     model: ModelDescription
@@ -1025,6 +1054,8 @@ class RequestEvent(_Value):
     begun: object = None
     inputs: Values | None = None
     outputs: Values | None = None
+    devices: tuple[Device, ...] = ()
+    run_id: str = ""
 
     @property
     def duration_s(self) -> float:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,10 +57,21 @@ REPLAY = ("replay.py", "verdicts.py")
 PLUGINS = ROOT.parent / "plugins"
 # The kit is a wing: it uses all of the core, and a backend uses it in its conformance test alone.
 PLUGIN_FILES = sorted(
-    path for path in PLUGINS.glob("*/engine_*/**/*.py") if "engine_testing" not in path.parts
+    path
+    for folder in (PLUGINS, ROOT.parent / "examples/third_party")
+    for path in folder.glob("*/engine_*/**/*.py")
+    if "engine_testing" not in path.parts
 )
-THIRD_PARTIES = ROOT.parent / "examples/third_party"
-THIRD_PARTY_FILES = sorted(THIRD_PARTIES.glob("*/engine_*/**/*.py"))
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def package_of(path: Path) -> str:
+    """The import package of a plugin's file."""
+    return next(name for name in path.parts if name.startswith("engine_"))
 
 
 def part(path: Path) -> str:
@@ -65,32 +79,34 @@ def part(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imported(tree: ast.AST, for_type_checkers: bool = False) -> Iterator[str]:
-    """The parts of engine/ that a module imports at any place.
+def imported_names(tree: ast.AST, for_type_checkers: bool) -> Iterator[str]:
+    """The dotted names that a module imports, in functions too.
 
     for_type_checkers: also what stands under `if TYPE_CHECKING`.
     """
-    for node in ast.iter_child_nodes(tree):
-        if (
-            not for_type_checkers
-            and isinstance(node, ast.If)
-            and ast.unparse(node.test) == "TYPE_CHECKING"
-        ):
-            continue
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "a relative import"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            yield from imported(node, for_type_checkers)
-            continue
-        for name in names:
-            package, _, rest = name.partition(".")
-            if package == "engine":
-                inside = rest.partition(".")[0]
-                is_file = (ROOT / f"{inside}.py").exists() or (ROOT / inside).is_dir()
-                yield inside if inside and is_file else "__init__"
+    if isinstance(tree, ast.Import):
+        yield from (alias.name for alias in tree.names)
+    elif isinstance(tree, ast.ImportFrom):
+        assert tree.level == 0, "a relative import"
+        yield from (f"{tree.module}.{alias.name}" for alias in tree.names)
+    elif (
+        for_type_checkers
+        or not isinstance(tree, ast.If)
+        or ast.unparse(tree.test) != "TYPE_CHECKING"
+    ):
+        for part_of_it in ("body", "orelse", "finalbody", "handlers", "cases"):
+            for statement in getattr(tree, part_of_it, ()):
+                yield from imported_names(statement, for_type_checkers)
+
+
+def imported(tree: ast.AST, for_type_checkers: bool = False) -> Iterator[str]:
+    """The parts of engine/ that a module imports at any place."""
+    for name in imported_names(tree, for_type_checkers):
+        package, _, rest = name.partition(".")
+        if package == "engine":
+            inside = rest.partition(".")[0]
+            is_file = (ROOT / f"{inside}.py").exists() or (ROOT / inside).is_dir()
+            yield inside if inside and is_file else "__init__"
 
 
 @pytest.mark.parametrize(
@@ -113,49 +129,85 @@ def test_what_only_type_checkers_import_is_seen_where_it_counts() -> None:
     assert list(imported(ast.parse(source), for_type_checkers=True)) == ["model"]
 
 
+@pytest.mark.parametrize(
+    "around",
+    [
+        "class A:\n async def f():\n  {}", "with a:\n {}", "for a in b:\n pass\nelse:\n {}",
+        "while a:\n {}", "try:\n pass\nexcept A:\n {}", "try:\n pass\nfinally:\n {}",
+        "try:\n pass\nexcept* A:\n pass\nelse:\n {}", "match a:\n case 1:\n  {}",
+        "if a:\n pass\nelif b:\n {}",
+    ],
+)  # fmt: skip
+def test_an_import_is_seen_in_every_statement(around: str) -> None:
+    assert list(imported(ast.parse(around.format("import engine.plan")))) == ["plan"]
+
+
 def test_every_part_of_the_engine_has_a_place_in_the_order() -> None:
     assert {part(path) for path in FILES} == set(LEVEL)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_imports_nothing_above_it(path: Path) -> None:
-    name, own = str(path.relative_to(ROOT)), LEVEL.get(part(path), 0)
+def test_a_module_imports_nothing_above_it() -> None:
     above = [
-        other for other in imported(ast.parse(path.read_text())) if LEVEL.get(other, own) < own
+        f"{path.relative_to(ROOT)} imports {other}"
+        for path in FILES
+        for other in imported(parsed(path))
+        if LEVEL[other] < LEVEL[part(path)]
     ]
-    assert not above, f"{name} imports {', '.join(above)}"
+    assert above == []
 
 
-def test_there_are_plugins_to_look_at() -> None:
-    assert {path.relative_to(PLUGINS).parts[1] for path in PLUGIN_FILES} == {
+def test_a_plugin_imports_of_the_core_what_is_for_plugins() -> None:
+    others = []
+    for path in PLUGIN_FILES:
+        allowed = FOR_FORMATS if "engine_mindir" in path.parts else FOR_PLUGINS
+        if "engine_telemetry" in path.parts and path.name in REPLAY:
+            allowed = FOR_REPLAY
+        other = sorted({*imported(parsed(path), for_type_checkers=True)} - allowed)
+        if "engine_testing" in path.read_text() and path.name != "conformance.py":
+            other.append("engine_testing")
+        others += [f"{path.relative_to(ROOT.parent)} imports {name}" for name in other]
+    assert others == []
+    assert {package_of(path) for path in PLUGIN_FILES} == {
         "engine_cpu", "engine_gpu_trt", "engine_ascend_ge", "engine_mindir", "engine_telemetry",
+        "engine_jax", "engine_openvino",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("path", PLUGIN_FILES, ids=lambda path: str(path.relative_to(PLUGINS)))
-def test_a_plugin_imports_of_the_core_what_is_for_plugins(path: Path) -> None:
-    text = path.read_text()
-    found = imported(ast.parse(text), for_type_checkers=True)
-    allowed = FOR_FORMATS if "engine_mindir" in path.parts else FOR_PLUGINS
-    if "engine_telemetry" in path.parts and path.name in REPLAY:
-        allowed = FOR_REPLAY
-    other = sorted({*found} - allowed)
-    assert not other, f"{path.relative_to(PLUGINS)} imports {', '.join(other)}"
-    assert "engine_testing" not in text or path.name == "conformance.py"
+NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}  # fmt: skip
 
 
-def test_there_are_third_parties_to_look_at() -> None:
-    assert {path.parent.name for path in THIRD_PARTY_FILES} == {"engine_jax", "engine_openvino"}
+def lines_of_code(text: str) -> int:
+    """Count the lines that are not blank, a comment or a docstring."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Expr(ast.Constant(str())):
+                lines.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
+    return len(lines)
 
 
 @pytest.mark.parametrize(
-    "path", THIRD_PARTY_FILES, ids=lambda path: str(path.relative_to(THIRD_PARTIES))
+    ("text", "count"),
+    [
+        ('"""Say."""\n\n# why\nx = 1  # so\n', 1),
+        ('def f():\n    """Say\n    more."""\n    return """a\n    b"""\n', 3),
+        ("x = [\n    1,\n]\n", 3),
+    ],
 )
-def test_a_third_party_imports_of_the_core_what_is_for_plugins(path: Path) -> None:
-    text = path.read_text()
-    other = sorted({*imported(ast.parse(text), for_type_checkers=True)} - FOR_PLUGINS)
-    assert "engine_testing" not in text or path.name == "conformance.py"
-    assert not other, f"{path.relative_to(THIRD_PARTIES)} imports {', '.join(other)}"
+def test_lines_of_code_are_counted_without_comments_and_docstrings(text: str, count: int) -> None:
+    assert lines_of_code(text) == count
+
+
+@pytest.mark.parametrize(("package", "most"), [("engine_openvino", 400), ("engine_jax", 900)])
+def test_a_third_party_is_short(package: str, most: int) -> None:
+    files = [path for path in PLUGIN_FILES if package_of(path) == package]
+    assert 0 < sum(lines_of_code(path.read_text()) for path in files) <= most
 
 
 # ------------------------------------------------------------------------------------- circles
@@ -170,16 +222,10 @@ def module(path: Path, root: Path = ROOT) -> str:
 def imports(path: Path, modules: set[str], own: str = "") -> set[str]:
     """The modules, of those given, that one imports, in functions and for type checkers too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            while name and name not in modules:
-                name = name.rpartition(".")[0]
-            found.add(name)
+    for name in imported_names(parsed(path), for_type_checkers=True):
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        found.add(name)
     return found - {"", own or module(path)}
 
 
@@ -289,7 +335,7 @@ def test_a_private_name_of_another_folder_is_found(source: str, found: list[str]
 
 def test_no_module_uses_private_names_of_another_folder() -> None:
     paths = (*FILES, *PLUGINS.glob("*/engine_*/**/*.py"))
-    trees = {path: ast.parse(path.read_text()) for path in paths}
+    trees = {path: parsed(path) for path in paths}
     own: dict[Path, set[str]] = {}
     for path, tree in trees.items():
         own.setdefault(path.parent, set()).update(own_names(tree))

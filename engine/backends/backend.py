@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine import hookspecs
-from engine.backends.hooks import hooks_of
+from engine.backends.hooks import OPTIONAL, hooks_of
 from engine.backends.manifest import checked
 from engine.config.text import did_you_mean
 from engine.errors import BackendUnavailable, one_line
@@ -87,6 +87,9 @@ class Backend:
         self.predict: Callable[[Any, Values, Values | None, float | None], Values] = self.bind(
             "engine_predict"
         )
+        # The same with PredictOptions too, where the backend takes them.
+        self.predict_with = self.hooks.get(OPTIONAL.format("engine_predict"))
+        self.begin_with = self.hooks.get(OPTIONAL.format("engine_predict_async"))
 
     def devices(self) -> Devices:
         """Ask engine_devices anew; what it raises comes through. `present` goes by the answer."""

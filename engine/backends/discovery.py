@@ -19,7 +19,7 @@ from engine.backends.entry_points import EntryPoint
 from engine.backends.records import BackendRecord, BackendState, PluginRecord
 from engine.errors import BackendIncompatible, BackendNotInstalled, BackendUnavailable, one_line
 from engine.hookspecs import LEVEL
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 
 GROUP = BACKENDS.group
 
@@ -104,8 +104,7 @@ def resolve(
         try:
             backend = Backend(name, plugin, [])
         except BaseException as error:
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
             if newer := doors.newer_contract(BACKENDS, points[0], _first_of(plugin, error)):
                 return _of_backend(newer), None
             return _broken(points[0], f"{points[0].value!r} is not a backend of this contract: "
@@ -117,8 +116,7 @@ def resolve(
         devices = backend.devices()
         is_there = bool(tuple(devices.found))
     except BaseException as error:
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         return _broken(points[0], f"engine_devices raised {one_line(error)}", **facts), None
     facts["devices"] = devices
     if not is_there:
@@ -139,8 +137,7 @@ def _first_of(plugin: object, error: BaseException) -> BaseException:
         level = plugin.engine_backend().level  # type: ignore[attr-defined]
         return NewerContract(level) if level > LEVEL else error
     except BaseException as second:  # also SystemExit; the first error says what is wrong
-        if raised_by_handler(second):
-            raise
+        pass_interrupt(second)
         return error
 
 

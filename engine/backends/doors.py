@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from engine.backends.entry_points import EntryPoint, entry_points
 from engine.backends.records import BackendState, PluginRecord
 from engine.errors import one_line, shortened
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 
 _PREFIX = "engine."
 
@@ -94,8 +94,7 @@ def resolve(
     try:
         thing = point.load()
     except BaseException as error:  # SystemExit, or a panic of a compiled extension
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         if door.extra and isinstance(error, ModuleNotFoundError):
             return _without_extra(door, point, error.name or ""), error
         if newer := newer_contract(door, point, error):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, TypeAlias
 
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 
 Read: TypeAlias = Callable[[str], str | None]
 """Give the text of a file of a distribution's metadata; None where there is none."""
@@ -43,8 +43,7 @@ class EntryPoint:
         try:
             text = self._read("METADATA") or self._read("PKG-INFO") or ""
         except (OSError, ValueError) as error:
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
             return {}
         headers: dict[str, str] = {}
         for line in text.splitlines():
@@ -66,8 +65,7 @@ def entry_points(prefix: str, warn: Callable[[str], None]) -> Iterator[EntryPoin
         try:
             text = read("entry_points.txt")
         except (OSError, ValueError) as error:
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
             warn(f"entry points of {where} are unreadable: {error}")
             continue
         if not text or prefix not in text:
@@ -88,15 +86,13 @@ def _metadata() -> Iterator[tuple[str, Read]]:
         try:
             names = os.listdir(entry)
         except NotADirectoryError as error:
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
             from importlib_metadata import distributions  # rare
 
             for dist in distributions(path=[entry]):
                 yield entry, dist.read_text
         except OSError as error:  # folders that are not there
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
         else:
             for name in names:
                 if name.lower().endswith((".dist-info", ".egg-info")) or name == "EGG-INFO":
@@ -113,8 +109,7 @@ def _reader(folder: str) -> Read:
             with open(path, "rb") as file:
                 return file.read().decode()
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
             return None
 
     return read

@@ -10,6 +10,9 @@ import pluggy
 from engine import hookspecs
 from engine.options import nearest
 
+OPTIONAL = "{} with options"
+"""Name of an implementation that takes arguments with defaults, as a function of these too."""
+
 
 def hooks_of(name: str, plugin: object, warnings: list[str]) -> Mapping[str, Callable[..., Any]]:
     """Return what a plugin implements, by hook: functions of the specification's arguments.
@@ -33,7 +36,11 @@ def hooks_of(name: str, plugin: object, warnings: list[str]) -> Mapping[str, Cal
                     "a model's predicts, write an extension (engine.types.Extension)"
                 )
             if hook in known:
-                found.setdefault(hook, _bound(implementation, caller.spec.argnames))
+                needed, optional = caller.spec.argnames, caller.spec.kwargnames
+                found.setdefault(hook, _bound(implementation, needed))
+                if not set(optional).isdisjoint(implementation.kwargnames):
+                    whole = _bound(implementation, needed + optional)
+                    found.setdefault(OPTIONAL.format(hook), whole)
         if hook not in known:
             near = nearest(hook, known)
             hint = f"; did you mean {near}?" if near else ""

@@ -78,9 +78,6 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
 
 _OF_BACKENDS = ("ascend_context", "gpu_context")
 
-UNSERVED = RESERVED
-"""Keys that belong to the core in a backend's section, but that it does nothing with yet."""
-
 
 class Unused(NamedTuple):
     """A line on a setting that nothing reads. is_unknown: nothing ever would; it is a mistake."""
@@ -117,7 +114,7 @@ def unused_settings(
         known = KNOWN.get(section, ())
         if section in read:
             for key in keys:
-                if key in UNSERVED:
+                if key in RESERVED:
                     yield Unused(f"configuration key [{section}] {key} has no effect yet", False)
             if options:
                 yield from _in_use(section, keys, known, backend, options)

@@ -17,7 +17,7 @@ from engine.config.reader import bare, text_of
 from engine.config.text import did_you_mean
 from engine.config.wording import prefixed
 from engine.errors import ModelError
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 
 
 class UpdateMode(StrEnum):
@@ -103,8 +103,7 @@ def _in_file(path: str, section: str) -> list[tuple[str, str]]:
     try:
         text = text_of(Path(path))
     except (OSError, ValueError) as error:
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         is_there = os.path.exists(path)
         what = str(error) if is_there else "variable weight name list is not exists."  # their words
         raise _wrong(path, section, what) from error

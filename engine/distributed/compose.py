@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.types import Communicator, DeviceBuffer, DType, ReduceOp, Value
 
-__all__ = ["Collectives", "complete"]
+__all__ = ["Collectives", "complete", "host_collectives"]
 
 Hook = Callable[..., Any]
 
@@ -114,6 +114,22 @@ def complete(
         reduce_scatter=reduce_scatter or composed_reduce_scatter,
         alltoall=alltoall or composed_alltoall,
     )
+
+
+def host_collectives() -> Collectives:
+    """Return all collectives on host memory, for one communicator of a transport at a time."""
+    return complete(
+        lambda comm, own, full, op, stream, same, end_s: comm.allreduce(own, full, op, end_s),
+        lambda comm, own, full, stream, end_s: comm.allgather(own, full, end_s),
+        lambda comm, buffer, peer, stream, end_s: comm.send(buffer, peer, end_s),
+        lambda comm, buffer, peer, stream, end_s: comm.receive(buffer, peer, end_s),
+        allocate=lambda dtype, shape: np.empty(shape, dtype.numpy),
+        copy=_copy,
+    )
+
+
+def _copy(source: Any, target: Any, stream: int | None) -> None:
+    target[...] = source
 
 
 def description(value: Value) -> tuple[DType, tuple[int, ...]]:

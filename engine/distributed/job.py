@@ -23,15 +23,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import CommunicatorError
 from engine.host import launched
-from engine.host.launched import (
-    LAUNCHERS,
-    RANK,
-    STORE,
-    STORE_KEY,
-    TABLE,
-    TABLE_RANK,
-    WORLD_SIZE,
-)
+from engine.host.launched import LAUNCHERS, RANK, STORE, STORE_KEY, TABLE, TABLE_RANK, WORLD_SIZE
 
 if TYPE_CHECKING:
     from engine.distributed.store import StoreServer

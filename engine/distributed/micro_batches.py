@@ -41,7 +41,7 @@ class MicroBatched(SegmentedExecutable):
             _open(whole.outputs, [spec.name for spec in whole.outputs]),
             whole.results,
             whole.width,
-            whole.rest,
+            rest=whole.rest,
         )
         first = next(
             (i for i, segment in enumerate(self.segments) if segment.is_afterwards),
@@ -63,7 +63,6 @@ class MicroBatched(SegmentedExecutable):
             tuple(specs[number] for number in self.made),
             self.made,
             self.width,
-            (),
         )
 
     def open_context(self) -> MicroBatchedContext:  # type: ignore[override]

@@ -25,9 +25,8 @@ from weakref import WeakSet
 
 from engine.backends import Backend
 from engine.distributed.agreement import agree
-from engine.distributed.compose import Collectives
+from engine.distributed.compose import Collectives, host_collectives
 from engine.distributed.device import DeviceGroups, Watch, has_collectives
-from engine.distributed.host import host_collectives
 from engine.distributed.job import Job, this_job
 from engine.distributed.local import LocalCommunicator
 from engine.distributed.mpi_start import forget_segments

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from engine.formats import kinds
 from engine.formats.model_file import NO_SUFFIXES, ModelFile
-from engine.formats.onnx import read_model
+from engine.formats.onnx import read_part
 from engine.formats.opened import FileVersion, OpenedSource, Slot
 from engine.types import ModelSource
 
@@ -75,8 +75,7 @@ def source_of_part(data: bytes, whole: ModelSource, folder: Path | None) -> Open
 
     folder: what the external data in it is relative to; None where there is none.
     """
-    beside = folder / "part" if folder is not None else None  # a name; nothing is read there
-    model = read_model(memoryview(data), beside, whole.name, whole.files)
+    model = read_part(data, folder, whole.name, whole.files)
     return OpenedSource(
         format=kinds.ONNX,
         path=whole.path,

@@ -23,7 +23,7 @@ from engine.errors import ModelError
 from engine.formats.code import digest_of_code
 from engine.formats.files import read_start
 from engine.formats.format import FormatFile
-from engine.formats.onnx import read_model
+from engine.formats.onnx import read_part
 from engine.formats.opened import FileVersion, OpenedSource, Slot
 from engine.types import DType
 
@@ -85,8 +85,7 @@ def read(folder: Path, asked: FormatFile, digest: str = "") -> OpenedSource:
     files = {str(name): _get(weights, *place) for name, place in record["files"].items()}
     base = _folders(asked)[record["folder"]]
     versions = _versions(record["outside"], base, asked)
-    beside = base / "part" if base is not None else None  # just a name
-    model = read_model(memoryview(data), beside, asked.name, files)
+    model = read_part(data, base, asked.name, files)
     if model.repaired is not None:
         raise ValueError("it breaks a rule of ONNX")
     return OpenedSource(

@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.errors import ModelError
 from engine.formats import files, kinds
 from engine.formats.content import Content, decrypted
-from engine.formats.onnx import OnnxModel, read_model
+from engine.formats.onnx import OnnxModel, read_model, read_part
 from engine.formats.onnx.regular import REGULAR
 from engine.formats.opened import FileVersion, OpenedSource
 from engine.host.lease import leased
@@ -306,23 +306,35 @@ class ModelFile:
         versions = dict(model.versions)
         if data is None and self.path is not None and self._version is not None:
             versions[self.path] = self._version
+        return self._of_onnx(
+            model,
+            model.repaired or content.data,
+            data=data,
+            folder=None if self.path is None else self.path.parent,
+            is_secret=bool(content.encryption),
+            versions=versions,
+        )
+
+    def _of_onnx(self, model: OnnxModel, content: bytes | mmap.mmap, **given: Any) -> OpenedSource:
+        """Return the source of an ONNX model, with its variable weights as inputs.
+
+        content: what the model was read from. given: further fields of the source.
+        """
         source = OpenedSource(
             format=kinds.ONNX,
             path=self.path,
-            data=data,
-            folder=None if self.path is None else self.path.parent,
             graph=model.graph,
-            is_secret=bool(content.encryption),
             folds_too_much=model.folds_too_much,
-            versions=versions,
-            passes=_regular(model),
+            # The pass that the reader has applied, if any.
+            passes=() if model.repaired is None else (f"regular {REGULAR.version}",),
+            **given,
         )
         if not self._variable_weights:
             return source
         from engine.formats.onnx.weights import with_variables  # rare
 
         self._plain = source
-        return with_variables(source, model.repaired or content.data, self._variable_weights)
+        return with_variables(source, content, self._variable_weights)
 
     def _format(self) -> Recognised | None:
         """Return the installed format of the content; None for ONNX and what none recognises."""
@@ -399,27 +411,17 @@ class ModelFile:
             )
         if source.data is None:
             raise ModelError(f"{self.name}: format {format!r} gave no ONNX model", where)
-        beside = None if source.folder is None else source.folder / "part"  # just a name
-        model = read_model(memoryview(source.data), beside, self.name, source.files)
+        model = read_part(source.data, source.folder, self.name, source.files)
         data = model.repaired or source.data
-        checked = OpenedSource(
-            format=kinds.ONNX,
-            path=self.path,
+        return self._of_onnx(
+            model,
+            data,
             data=data,
             folder=source.folder,
-            graph=model.graph,
             is_secret=is_secret,
             files=source.files,
-            folds_too_much=model.folds_too_much,
             versions=dict(model.versions),
-            passes=_regular(model),
         )
-        if not self._variable_weights:
-            return checked
-        from engine.formats.onnx.weights import with_variables  # rare
-
-        self._plain = checked
-        return with_variables(checked, data, self._variable_weights)
 
     def _compiled(self, content: Content, suffixes: Mapping[str, str]) -> OpenedSource:
         # By content where the format has a magic number, else by name: compiled forms are opaque.
@@ -451,8 +453,3 @@ class ModelFile:
             broken = next((found for found in unusable() if found.name == kind), None)
             step = f"run: {pip_install_plugin('mindir')}" if broken is None else str(broken)
         return what, step
-
-
-def _regular(model: OnnxModel) -> tuple[str, ...]:
-    """Return the pass that the reader has applied, if any."""
-    return () if model.repaired is None else (f"regular {REGULAR.version}",)

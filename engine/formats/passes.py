@@ -16,7 +16,7 @@ from engine.backends import doors
 from engine.backends.doors import PASSES
 from engine.backends.records import BackendState
 from engine.errors import EngineError, ModelError, one_line
-from engine.formats.onnx import read_model
+from engine.formats.onnx import read_part
 from engine.formats.opened import OpenedSource
 from engine.host.interrupts import raised_by_handler
 from engine.types import GraphInfo
@@ -88,9 +88,8 @@ def _after(source: OpenedSource, name: str, rewrite: Pass) -> OpenedSource:
         if isinstance(error, EngineError) or raised_by_handler(error):
             raise
         raise _failed(source, name, f"it raised {one_line(error)}") from error
-    beside = source.folder / "part" if source.folder is not None else None  # just a name
     try:
-        model = read_model(memoryview(data), beside, source.name, source.files)
+        model = read_part(data, source.folder, source.name, source.files)
     except ModelError as error:
         raise _failed(source, name, f"its result is {error}") from error
     if _edges(model.graph) != _edges(source.graph):

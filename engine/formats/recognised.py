@@ -13,7 +13,7 @@ from engine.backends.records import BackendState, PluginRecord
 from engine.errors import EngineError, ModelError, one_line
 from engine.formats.description import Description
 from engine.formats.format import Format, FormatFile
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt, raised_by_handler
 from engine.types import ModelSource
 
 HEAD_BYTES = 4096
@@ -107,7 +107,6 @@ def _recognises(known: Recognised, head: bytes) -> bool:
     try:
         return bool(known.format.recognises(head))
     except Exception as error:
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         warn_once(f"format {known.name!r} is not used: recognises raised {one_line(error)}")
         return False

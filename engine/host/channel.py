@@ -26,7 +26,7 @@ import numpy as np
 
 from engine.errors import BackendError, Cancelled, DeadlineExceeded, EngineError
 from engine.host.arena import Arena, Layout, Lent, Part, end_of, layout_of, parts_of
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.host.space import UNBOUNDED, Space
 
 LOOK_S = 0.05
@@ -88,8 +88,7 @@ class Caller:
         try:
             self._socket.send(message + lengths)
         except OSError as error:
-            if raised_by_handler(error):  # TimeoutError is one
-                raise
+            pass_interrupt(error)  # TimeoutError is one
             raise ConnectionError(str(error)) from error
 
     def reply(self) -> bytes | None:
@@ -97,8 +96,7 @@ class Caller:
         try:
             return self._message[: self._socket.recv_into(self._message)].tobytes()
         except OSError as error:
-            if raised_by_handler(error):  # TimeoutError is one
-                raise
+            pass_interrupt(error)  # TimeoutError is one
             return None if isinstance(error, BlockingIOError) else b""
 
     def results(self, reply: bytes) -> list[Any]:

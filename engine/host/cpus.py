@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 
 
 def usable_cpus(
@@ -43,8 +43,7 @@ def cgroup_quota(root: Path, proc_cgroup: Path) -> float | None:
         with open(proc_cgroup, errors="surrogateescape") as file:
             groups = file.read()
     except OSError as error:
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         return None
     quotas = (read(folder) for read, folder in _limits(root, groups))
     return min((quota for quota in quotas if quota is not None), default=None)
@@ -57,26 +56,33 @@ def _limits(root: Path, groups: str) -> tuple[tuple[Callable[[str], float | None
     Remembered: the quotas change while a process runs, the folders do not, and most have none.
     """
     found: dict[tuple[Callable[[str], float | None], str], None] = {}
+    for version, folder in cgroup_folders(root, groups, "cpu"):
+        file, read = ("cpu.max", _v2_quota) if version == 2 else ("cpu.cfs_quota_us", _v1_quota)
+        if os.path.exists(f"{folder}/{file}"):
+            found[read, str(folder)] = None
+    return tuple(found)
+
+
+def cgroup_folders(root: Path, groups: str, controller: str) -> Iterator[tuple[int, Path]]:
+    """Yield the folders of a process's cgroups and of all above them, each after its version.
+
+    root: where cgroups are mounted. groups: the content of the process's file /proc/PID/cgroup.
+    """
     for line in groups.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, inside = rest.partition(":")
         if controllers == "":
-            bases, file, read = [root, root / "unified"], "cpu.max", _v2_quota
-        elif "cpu" in controllers.split(","):
-            bases, file, read = [root / controllers, root / "cpu"], "cpu.cfs_quota_us", _v1_quota
+            version, bases = 2, [root, root / "unified"]
+        elif controller in controllers.split(","):
+            version, bases = 1, [root / controllers, root / controller]
         else:
             continue
-        for base in bases:
+        for base in dict.fromkeys(bases):
             # In a container the path may be the host's, absent here: the mount's root then counts.
-            for folder in _upwards(base / inside.lstrip("/"), base):
-                if os.path.exists(f"{folder}/{file}"):
-                    found[read, str(folder)] = None
-    return tuple(found)
-
-
-def _upwards(folder: Path, base: Path) -> list[Path]:
-    chain = [folder, *folder.parents]
-    return chain[: chain.index(base) + 1]
+            folder = base / inside.lstrip("/")
+            for place in (folder, *folder.parents):
+                if place.is_relative_to(base):
+                    yield version, place
 
 
 def _v2_quota(folder: str) -> float | None:
@@ -103,8 +109,7 @@ def _read(path: str | Path) -> str:
         with open(path, errors="replace") as file:
             return file.read().strip()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         return ""
 
 

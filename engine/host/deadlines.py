@@ -15,7 +15,7 @@ import time
 from collections import deque
 from typing import Protocol
 
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 
 
 class Timed(Protocol):
@@ -63,8 +63,7 @@ class _Watch:
             try:
                 self._asleep.release()
             except RuntimeError as error:  # it is awake
-                if raised_by_handler(error):
-                    raise
+                pass_interrupt(error)
 
     def _run(self) -> None:
         if not self._runs.acquire(blocking=False):

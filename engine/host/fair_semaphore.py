@@ -1,5 +1,7 @@
 """A fair semaphore: lets a number of predicts run at once, first come, first served.
 
+Of waiters of several priorities the highest comes first.
+
 A waiter stands in its queue: a thread, or work that no thread waits for. A waiter may carry a
 request. A thread that has a slot may dequeue such waiters and do their requests along with its own;
 they are served without a slot.
@@ -12,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from operator import attrgetter
 from typing import Protocol
 
 from engine.errors import DeadlineExceeded, ModelStateError, QueueFull
@@ -30,13 +33,15 @@ class Waiter:
 
     owner: by which the semaphore knows who has a slot. request: see FairSemaphore.dequeue. came_s,
     admitted_s: moments of time.perf_counter(); 0 until then. is_left: nobody waits any more.
+    rank: the lowest is admitted first; of equal ones, the one that came first.
     """
 
-    __slots__ = ("admitted_s", "came_s", "is_left", "owner", "request")
+    __slots__ = ("admitted_s", "came_s", "is_left", "owner", "rank", "request")
 
-    def __init__(self, owner: int, request: Shareable | None = None) -> None:
+    def __init__(self, owner: int, request: Shareable | None = None, priority: int = 0) -> None:
         self.owner = owner
         self.request = request
+        self.rank = -priority
         self.came_s = time.perf_counter()
         self.admitted_s = 0.0
         self.is_left = False
@@ -55,8 +60,8 @@ class CallbackWaiter(Waiter):
 
     __slots__ = ()
 
-    def __init__(self, request: Shareable | None = None) -> None:
-        super().__init__(-next(_numbers), request)  # no thread's number is negative
+    def __init__(self, request: Shareable | None = None, priority: int = 0) -> None:
+        super().__init__(-next(_numbers), request, priority)  # no thread's number is negative
 
     def wake(self) -> None:
         """See Waiter."""
@@ -75,22 +80,33 @@ class CallbackWaiter(Waiter):
 
 
 _numbers = itertools.count(1)
+_rank = attrgetter("rank")
+_STEP = 1000  # above the difference of any two priorities
+_ADMITTED = -1  # before all ranks that waiters get as they come
 
 
 class FairSemaphore:
-    """A semaphore that admits waiters in the order in which they came.
+    """A semaphore that admits waiters in the order in which they came, of the highest priority.
 
-    A slot that becomes free goes straight to the waiter that has waited longest, so that none
-    overtakes it. Every `acquire` that returns True needs one `release`.
+    A slot that becomes free goes straight to the waiter whose turn it is, so that none that comes
+    later with the same priority, or a lower one, overtakes it. Every `acquire` that returns True
+    needs one `release`.
 
     A signal handler may raise between any two steps: so `_holders` alone says who has a slot, and
-    each step may be done again.
+    each step may be done again. `enter` and `leave` take no lock: who takes a slot notes it in
+    `_holders` first and counts then, and who waits stands in `_waiting` before it counts.
+
+    extra: how many slots there are beyond `slots`; it may change at any time.
     """
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
+        self.extra = 0
+        self._main = threading.main_thread().ident  # where signal handlers run
         self._holders: dict[int, None] = {}  # the owners of slots
         self._waiting: dict[Waiter, None] = {}  # in the order in which they came
+        self._is_ranked = False  # some came with another priority than 0 and may wait still
+        self._barriers = 1
         # Those that have a slot, or are about to get or release one, with their waiters.
         self._threads: dict[int, _ThreadWaiter | None] = {}
         self._pausing: dict[int, None] = {}  # threads with a slot that wait for others to come
@@ -117,6 +133,7 @@ class FairSemaphore:
         cancel: CancelToken | None = None,
         request: Shareable | None = None,
         limit: int = 0,
+        priority: int = 0,
     ) -> bool:
         """Take a slot, waiting for it until `deadline_s`.
 
@@ -126,7 +143,7 @@ class FairSemaphore:
         that interrupts a thread which has a slot: it would wait for itself.
         """
         thread = threading.get_ident()
-        if thread in self._threads:
+        if self.is_mine:
             if thread in self._reusing:
                 del self._reusing[thread]
                 return True
@@ -134,13 +151,13 @@ class FairSemaphore:
         self._threads[thread] = None
         try:
             with self._lock:
-                if self._has_room(request):
-                    self._holders[thread] = None
+                if self._takes(thread, request):
                     return True
                 self._refuse_more_than(limit)
-                waiter = _ThreadWaiter(thread, request)
+                waiter = _ThreadWaiter(thread, request, priority)
                 self._threads[thread] = waiter
-                self._waiting[waiter] = None
+                self._queue(waiter)
+                self._admit()
             self.notify_arrival()
             waiter.wait(deadline_s, cancel)
             with self._lock:
@@ -169,22 +186,53 @@ class FairSemaphore:
         self.refuse_nested()
         thread = threading.get_ident()
         with self._lock:
-            if not self._has_room(request):
+            if not self._takes(thread, request):
                 return False
-            self._holders[thread] = None
             self._threads[thread] = None
         return True
 
-    def enqueue(self, waiter: CallbackWaiter, limit: int = 0) -> None:
+    def enter(self, thread: int) -> bool:
+        """Take a slot for the calling thread without the lock, if one is free and nobody waits.
+
+        thread: its number. `leave` follows where it returns True, and `acquire` where not: also in
+        the main thread, and in one that has a slot.
+        """
+        holders = self._holders
+        if (
+            self._waiting
+            or self._pausing
+            or thread in holders
+            or thread in self._threads
+            or thread == self._main
+        ):
+            return False
+        holders[thread] = None
+        if len(holders) <= self.slots + self.extra and not (self._waiting or self._pausing):
+            return True
+        self.leave(thread)
+        return False
+
+    def leave(self, thread: int) -> None:
+        """Give back the slot that `enter` took."""
+        del self._holders[thread]
+        if self._waiting:
+            with self._lock:
+                self._admit()
+
+    def enqueue(self, waiter: CallbackWaiter, limit: int = 0, *, is_barrier: bool = False) -> None:
         """Queue a waiter. `withdraw`, or `take_over` and `release`, follows.
 
-        Raises QueueFull where `limit` wait already; 0: no limit.
+        is_barrier: all that came before are admitted before it, and all that come later after it,
+        whatever their priorities. Raises QueueFull where `limit` wait already; 0: no limit.
         """
         with self._lock:
             if waiter.is_left:  # withdrawn before it came
                 return
             self._refuse_more_than(limit)
-            self._waiting[waiter] = None
+            if is_barrier:
+                waiter.rank = _STEP // 2
+            self._queue(waiter)
+            self._barriers += is_barrier
             self._admit()
         self.notify_arrival()
 
@@ -228,7 +276,8 @@ class FairSemaphore:
     @property
     def is_mine(self) -> bool:
         """True where the calling thread has a slot, or is about to get or release one."""
-        return threading.get_ident() in self._threads
+        thread = threading.get_ident()
+        return thread in self._threads or thread in self._holders
 
     def refuse_nested(self) -> None:
         """Raise ModelStateError where `is_mine`."""
@@ -243,18 +292,20 @@ class FairSemaphore:
         own = threading.get_ident()
         with self._lock:
             waiting = [waiter.owner for waiter in self._waiting]
-            return any(owner != own for owner in (*self._holders, *waiting))
+            return any(owner != own for owner in [*list(self._holders), *waiting])
 
     def dequeue(self, fits: Callable[[Shareable], bool]) -> list[Waiter]:
         """Take waiters out of the queue, whose requests the caller does, which has a slot.
 
-        fits: asked for each in the order in which they came. Each waiter that is returned needs
+        fits: asked for each in the order in which their turn is. Each waiter that is returned needs
         one `requeue`, or its request done and then one `wake`.
         """
         with self._lock:
             fitting = [
                 waiter
-                for waiter in self._waiting
+                for waiter in (
+                    sorted(self._waiting, key=_rank) if self._is_ranked else self._waiting
+                )
                 if waiter.request is not None and not waiter.admitted_s and fits(waiter.request)
             ]
             for waiter in fitting:
@@ -262,9 +313,10 @@ class FairSemaphore:
         return fitting
 
     def requeue(self, waiters: list[Waiter]) -> None:
-        """Put dequeued waiters back where they came from: before all others."""
+        """Put dequeued waiters back where they came from: before all others of their priority."""
         with self._lock:
             there = [waiter for waiter in waiters if not waiter.is_left]
+            self._is_ranked = True
             self._waiting = {**dict.fromkeys(there), **self._waiting}
             self._admit()
 
@@ -299,7 +351,7 @@ class FairSemaphore:
             )
 
     def release(self, thread: int = 0) -> None:
-        """Give a slot to the waiter that has waited longest, or back.
+        """Give a slot to the waiter whose turn it is, or back.
 
         thread: the owner of the slot; 0: the calling thread.
         Twice does nothing, and mends what an interrupt left undone.
@@ -317,21 +369,43 @@ class FairSemaphore:
             self._admit()
         self._threads.pop(thread, None)
 
-    def _has_room(self, request: Shareable | None) -> bool:
+    def _takes(self, owner: int, request: Shareable | None) -> bool:
+        """Take a slot, if one is free and nobody waits."""
         is_paused = self._pausing and request is not None
-        return not self._waiting and not is_paused and len(self._holders) < self.slots
+        return not self._waiting and not is_paused and self._holds(owner)
+
+    def _holds(self, owner: int) -> bool:
+        """Take a slot if one is free."""
+        most = self.slots + self.extra
+        if len(self._holders) >= most:
+            return False
+        self._holders[owner] = None
+        if len(self._holders) <= most:
+            return True
+        del self._holders[owner]  # `enter` was quicker
+        return False
+
+    def _queue(self, waiter: Waiter) -> None:
+        self._is_ranked = self._is_ranked or waiter.rank != 0
+        waiter.rank += self._barriers * _STEP
+        self._waiting[waiter] = None
 
     def _admit(self) -> None:
         while self._waiting:
-            waiter = next(iter(self._waiting))
+            waiter = min(self._waiting, key=_rank) if self._is_ranked else next(iter(self._waiting))
             if waiter.owner not in self._holders:
-                if len(self._holders) >= self.slots or (self._pausing and waiter.request):
+                if self._pausing and waiter.request:
                     return
-                self._holders[waiter.owner] = None
+                # First, so that whoever comes after an interrupt finds it first.
+                rank, waiter.rank = waiter.rank, _ADMITTED
+                if not self._holds(waiter.owner):
+                    waiter.rank = rank
+                    return
             waiter.admitted_s = waiter.admitted_s or time.perf_counter()
             waiter.wake()
             # Last, so that whoever comes after an interrupt wakes it again.
             self._waiting.pop(waiter, None)
+        self._is_ranked = False
 
 
 class _ThreadWaiter(Waiter):
@@ -339,8 +413,8 @@ class _ThreadWaiter(Waiter):
 
     __slots__ = ("_asleep",)
 
-    def __init__(self, thread: int, request: Shareable | None = None) -> None:
-        super().__init__(thread, request)
+    def __init__(self, thread: int, request: Shareable | None, priority: int) -> None:
+        super().__init__(thread, request, priority)
         self._asleep = threading.Lock()
         self._asleep.acquire()
 

@@ -33,6 +33,18 @@ def raised_by_handler(error: BaseException) -> BaseException | None:
     return next(filter(_has_handler, _chain(error)), None)
 
 
+def pass_interrupt(error: BaseException) -> None:
+    """Raise `error`, which the caller is handling, again where it comes of a signal handler."""
+    if raised_by_handler(error):
+        raise  # what is being handled
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Raise the exception of a signal handler of which `error`, being handled, was made, if any."""
+    if interrupt := raised_by_handler(error):
+        raise interrupt from None
+
+
 def undisturbed(work: Callable[[], T]) -> T:
     """Return what `work` returns, or raise what it raises, in a thread where no handler runs.
 

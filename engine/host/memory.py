@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine.host.cpus import cgroup_folders
 from engine.types import DeviceMemory
 
 _ROOT = Path("/sys/fs/cgroup")
@@ -52,26 +53,11 @@ def _resident(proc: Path) -> int | None:
 
 def _limits(root: Path, proc: Path) -> Iterator[tuple[int, int]]:
     """Yield the limit and the use of each cgroup around this process that has a limit."""
-    for line in _read(proc / "self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, inside = rest.partition(":")
-        if controllers == "":
-            version, bases = 2, [root, root / "unified"]
-        elif "memory" in controllers.split(","):
-            version, bases = 1, [root / "memory"]
-        else:
-            continue
+    for version, folder in cgroup_folders(root, _read(proc / "self/cgroup"), "memory"):
         limit_file, usage_file, cached_name = _FILES[version]
-        for base in bases:
-            folder = base / inside.lstrip("/")
-            # In a container the path may be the host's, absent here: the mount's root then counts.
-            for place in (
-                folder,
-                *(above for above in folder.parents if above.is_relative_to(base)),
-            ):
-                limit, usage = _read(place / limit_file), _read(place / usage_file)
-                if limit.isdecimal() and usage.isdecimal():
-                    yield int(limit), max(0, int(usage) - _cached(place, cached_name))
+        limit, usage = _read(folder / limit_file), _read(folder / usage_file)
+        if limit.isdecimal() and usage.isdecimal():
+            yield int(limit), max(0, int(usage) - _cached(folder, cached_name))
 
 
 def _cached(folder: Path, name: str) -> int:

@@ -36,7 +36,7 @@ from typing import IO, Any
 from engine.host import fork
 from engine.host.blocks import Closing
 from engine.host.child import ending, environment, has_ended, kill, last_words, start
-from engine.host.interrupts import raised_by_handler, undisturbed
+from engine.host.interrupts import pass_interrupt, undisturbed
 from engine.host.lack import explained, lack_of
 
 _LOOK_S = 0.1  # how soon an end is seen while what the worker left running holds its messages open
@@ -242,8 +242,7 @@ class Worker(Closing):
             try:
                 undisturbed(thread.start)
             except RuntimeError as error:  # no thread can be started
-                if raised_by_handler(error):
-                    raise
+                pass_interrupt(error)
             else:
                 return
         self.close()

@@ -18,7 +18,7 @@ from engine.errors import (
     SettingError,
     SharingError,
 )
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt, raised_by_handler
 from engine.model.recipe import Recipe, groups
 from engine.model.state import BUILDING, NOT_BUILT, ModelState
 from engine.runtime import extensions
@@ -224,16 +224,14 @@ def located(path: str, context: Context) -> str:
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a NUL
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         if context.gpu.group_size < 2:
             return ""
         stem, suffix = os.path.splitext(path)
         own = f"{stem}{context.ascend.rank_id}{suffix}"
         return own if os.path.isfile(own) else ""
     except OSError as error:  # opening it says what is wrong
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
     return path
 
 

@@ -159,6 +159,8 @@ class Model(Handle):
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
+        priority: int = 0,
+        request_id: str = "",
     ) -> list[Tensor]:
         """Run the model once; returns one Tensor an output, in the model's order.
 
@@ -177,6 +179,8 @@ class Model(Handle):
         other predicts counts, where the backend runs only some at once.
         cancel: an engine.CancelToken that stops the run, with Cancelled, when any thread calls its
         `cancel()`. A run that is through by then gives its results.
+        priority: -100 to 100: where only some run at once, the highest of those that wait comes
+        first. request_id: for observers and backends; unique by itself unless it is given.
 
         Raises TypeError for elements of another type, RuntimeError and ValueError (InputError)
         where count, names, dtypes or shapes do not fit, RuntimeError (ModelError) where the
@@ -196,17 +200,17 @@ class Model(Handle):
                 values, buffers = thread.bind(inputs, outputs)
             run: Any = thread.run
             deadline_s = None if timeout_s is None else thread.deadline(timeout_s)
-            if cancel is not None:
-                run = thread.cancellable(cancel)
+            if cancel is not None or priority or request_id:
+                run = thread.asked(cancel, priority, request_id)
         except BaseException as error:
-            thread.refuse(error)
+            thread.refuse(error, request_id)
             raise
         lease, idle = thread.lease, thread.idle
         try:
             try:
                 del idle[lease]  # take the context that this thread used last
             except KeyError:
-                lease = thread.borrow(deadline_s, cancel)
+                lease = thread.borrow(deadline_s, cancel, priority)
             try:
                 results = run(lease.context, values, buffers, deadline_s)
                 if len(results) != thread.output_count:
@@ -226,7 +230,8 @@ class Model(Handle):
         except BaseException as error:
             if isinstance(error, ModelStateError) and self._state.plan not in (None, thread.plan):
                 # Another thread has built the model for other sizes since the state was read.
-                return thread.again(self.predict, inputs, outputs, timeout_s, cancel)  # type: ignore[no-any-return]
+                further = {"cancel": cancel, "priority": priority, "request_id": request_id}
+                return thread.again(self.predict, inputs, outputs, timeout_s, **further)  # type: ignore[no-any-return]
             thread.fail(error, timeout_s, lease)
         if results is buffers:
             return outputs  # type: ignore[return-value]  # a list: bind has looked
@@ -240,6 +245,8 @@ class Model(Handle):
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
+        priority: int = 0,
+        request_id: str = "",
     ) -> list[Tensor]:
         """Await what predict returns; as many run at once as this machine has CPUs.
 
@@ -248,7 +255,7 @@ class Model(Handle):
         The inputs must not change until it is done. A task that is cancelled stops its run, or,
         where the backend cannot stop one, leaves it to itself. Raises what predict raises.
         """
-        return await self._queue().predict_async(inputs, timeout_s, cancel)
+        return await self._queue().predict_async(inputs, timeout_s, cancel, priority, request_id)
 
     def _queue(self) -> RequestQueue:
         state = self._state

@@ -84,7 +84,7 @@ def open_targets(
         cancel,
         share_workspace=sharing is not None and sharing.workspace,
         place=(0, 1) if job is None else (job.rank, job.world_size),
-        open_ranks=partial(_open_ranks, job),
+        open_ranks=lambda *plan: wing("open_ranks")(job, *plan),
         profile_to=profile_to,
     )
     return Targets(options)
@@ -336,8 +336,3 @@ def _job_of(context: Context, config: Config) -> Any:
     rank = context.ascend.rank_id
     tables = [path for section in config.values() if (path := section.get("rank_table_file"))]
     return wing("job")(rank, tables) if rank or tables or is_launched() else None
-
-
-def _open_ranks(job: Any, *plan: Any) -> Any:
-    """Return the other ranks of a job, as the wing that compiles a rank's part asks for them."""
-    return wing("open_ranks")(job, *plan)

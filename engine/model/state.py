@@ -36,7 +36,12 @@ class RequestQueue(Protocol):
     """The queue of the requests that `Model.predict_async` makes; the wing `request_queue`."""
 
     async def predict_async(
-        self, inputs: Any, timeout_s: float | None, cancel: CancelToken | None
+        self,
+        inputs: Any,
+        timeout_s: float | None,
+        cancel: CancelToken | None,
+        priority: int,
+        request_id: str,
     ) -> list[Tensor]:
         """Await the results of one request."""
 

@@ -21,7 +21,7 @@ from engine.errors import (
     ModelStateError,
 )
 from engine.formats.collectives import part_of
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import raise_interrupt
 from engine.model.recipe import Built, Recipe, build, open_targets
 from engine.model.state import ModelState
 from engine.plan.preparing import prepare_resized
@@ -207,8 +207,7 @@ def _undone(states: Sequence[ModelState], changes: Sequence[Change]) -> Iterator
         drop_updates(states, changes)
         if not isinstance(error, EngineError):
             raise
-        if interrupt := raised_by_handler(error):
-            raise interrupt from None
+        raise_interrupt(error)
         prefixed(error, "update weight failed! Error is ")
         raise
 

@@ -12,7 +12,7 @@ from engine.backends import Backend, find_target
 from engine.errors import BackendError, BackendUnavailable, ModelError
 from engine.formats.collectives import is_collective
 from engine.formats.opened import digest_of, state_of, variables_of
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.plan.compile import compile_whole
 from engine.plan.options import BuildOptions
 from engine.plan.plan import Candidate, CompiledForms, Plan
@@ -93,14 +93,10 @@ def _can_update(candidate: Candidate, source: ModelSource) -> bool:
 def _with_held_values(plan: Plan) -> Plan:
     """Return a plan whose variable weights and state the core holds, if it has any."""
     try:
-        if variables_of(plan.source):
-            from engine.plan.weighted import with_weights  # rare
+        if variables_of(plan.source) or state_of(plan.source):
+            from engine.plan.held import with_held_values  # rare
 
-            plan = with_weights(plan)
-        if state_of(plan.source):
-            from engine.plan.state import with_state  # rare
-
-            plan = with_state(plan)
+            plan = with_held_values(plan)
     except BaseException:
         plan.pool.close()
         raise
@@ -149,8 +145,7 @@ def _further(
                     raise BackendUnavailable(unreadable, backend.name)
                 own = options.of(backend, target, source, are_listed)
             except BackendError as error:
-                if raised_by_handler(error):
-                    raise
+                pass_interrupt(error)
                 yield error
                 continue
             if (backend.name, own.provider) in asked:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from engine.backends import Backend
+from engine.backends import Backend, warn_once
 from engine.backends.attribution import attribute_errors_to
 from engine.errors import CompiledFormError
 from engine.formats.opened import check_unchanged
 from engine.host.interrupts import raised_by_handler
 from engine.plan.contexts import ContextPool, close
-from engine.plan.plan import Candidate, Compiled, CompiledForms, KeepsNoPartition, Opener, Plan
+from engine.plan.plan import Candidate, Compiled, CompiledForms, Opener, Plan
 from engine.plan.preparing import prepare_built
 from engine.types import (
     Capability,
     CompileOptions,
     Device,
+    Dim,
     Executable,
     LoadedModel,
     ModelSource,
+    ShapeRange,
+    TensorSpec,
 )
 from engine.wings import wing
 
@@ -42,9 +45,7 @@ def compile_whole(candidate: Candidate, source: ModelSource) -> tuple[Plan | Non
             look=lambda loaded: entries.extend(getattr(loaded, "entries", ())),
         )
         if options.shapes and executable is not None:
-            from engine.plan.compiled_sizes import warn_of_other_sizes  # rare
-
-            warn_of_other_sizes(source.name, executable.inputs, options.shapes)
+            _warn_of_other_sizes(source.name, executable.inputs, options.shapes)
     else:
         forms = candidate.forms or NOWHERE
         executable, unsupported = forms.compiled(backend, source, options)
@@ -66,7 +67,41 @@ def compile_whole(candidate: Candidate, source: ModelSource) -> tuple[Plan | Non
     return plan, {}
 
 
-class _Nowhere(KeepsNoPartition):
+def _warn_of_other_sizes(
+    name: str, inputs: Sequence[TensorSpec], asked: Mapping[str, ShapeRange]
+) -> None:
+    """Log a warning, once, where the settings ask for other sizes than a compiled model has.
+
+    name: the model's. inputs: what it has. asked: `CompileOptions.shapes`.
+    """
+    known = {spec.name: spec for spec in inputs}
+    for input_name, sizes in asked.items():
+        spec = known.get(input_name)
+        if spec is not None and _has(spec, sizes):
+            continue
+        got = "has no such input" if spec is None else f"has {spec}"
+        warn_once(
+            f"{name}: was compiled before it was loaded, so that input_shape, dynamic_dims and "
+            f"opt_dims do not change its sizes: they name input {input_name!r}, and it {got}; "
+            "compile the original model for other sizes, or leave them out"
+        )
+
+
+def _has(spec: TensorSpec, sizes: ShapeRange) -> bool:
+    if spec.shape is None:
+        return True
+    return len(spec.shape) == len(sizes.lowest) and all(
+        map(_is_same, spec.shape, sizes.lowest, sizes.highest)
+    )
+
+
+def _is_same(dim: Dim, lowest: int, highest: int) -> bool:
+    if lowest == 0:  # nothing was said of it
+        return True
+    return dim == lowest == highest if isinstance(dim, int) else lowest != highest
+
+
+class _Nowhere(CompiledForms):
     """A place in which nothing is kept."""
 
     def compiled(

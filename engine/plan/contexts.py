@@ -116,6 +116,7 @@ class ContextPool:
         last: Lease | None = None,
         deadline_s: float | None = None,
         cancel: CancelToken | None = None,
+        priority: int = 0,
     ) -> Lease:
         """Take a context for a predict: that of `last`, else an idle one, else a new one.
 
@@ -127,7 +128,7 @@ class ContextPool:
         if self.semaphore is None:
             return self._take(last)
         thread = threading.get_ident()
-        self.semaphore.acquire(deadline_s, cancel)
+        self.semaphore.acquire(deadline_s, cancel, priority=priority)
         try:
             lease = self._take(last)
             assert lease.entry is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.backends import Backend
@@ -34,6 +33,7 @@ class CompiledSegment:
     is_afterwards: bool = False
 
 
+@dataclass(eq=False)
 class Dataflow:
     """Segments in running order, and which of a run's values each of them reads and writes.
 
@@ -44,21 +44,14 @@ class Dataflow:
     that buffers can be given for them. True until a run shows otherwise; any thread may clear it.
     """
 
-    def __init__(
-        self,
-        segments: Sequence[CompiledSegment],
-        inputs: tuple[TensorSpec, ...],
-        outputs: tuple[TensorSpec, ...],
-        results: tuple[int, ...],
-        width: int,
-        held: int = 0,
-    ) -> None:
-        self.segments = tuple(segments)
-        self.inputs = inputs
-        self.outputs = outputs
-        self.results = results
-        self.width = width
-        self.held = held
+    segments: tuple[CompiledSegment, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    results: tuple[int, ...]
+    width: int
+    held: int = 0
+
+    def __post_init__(self) -> None:
         self.steady = [True] * len(self.segments)
         self.transfer = Transfer((segment.backend, segment.device) for segment in self.segments)
         for index, segment in enumerate(self.segments):

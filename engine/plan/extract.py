@@ -8,13 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import onnx
-from onnx import (
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    TypeProto,
-)
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto
 from onnx.external_data_helper import uses_external_data
 
 from engine.errors import ModelError

@@ -19,7 +19,7 @@ from engine.backends.attribution import attribute_errors_to
 from engine.errors import EngineError, ModelError, ModelStateError
 from engine.formats.onnx.weights import with_constants
 from engine.formats.opened import OpenedSource
-from engine.host.interrupts import raised_by_handler, undisturbed
+from engine.host.interrupts import pass_interrupt, undisturbed
 from engine.plan.compile import compile_whole
 from engine.plan.contexts import ContextPool
 from engine.plan.plan import Candidate, Opener, Plan
@@ -48,8 +48,7 @@ def compile_in_place(candidate: Candidate, source: OpenedSource) -> Plan | None:
     try:
         plan, _ = compile_whole(own, constant)
     except ModelError as error:
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         plan, reason = None, str(error)
     if plan is None:
         logging.getLogger("engine").info(

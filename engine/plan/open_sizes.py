@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 
 from engine.config.wording import own_text, reworded
 from engine.errors import InputError, ModelError
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.types import TensorSpec, ValueKind
 
 Shape: TypeAlias = tuple[int, ...]
@@ -129,8 +129,7 @@ def first_that_runs(
         try:
             return candidate, run(candidate)
         except misfits as error:
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
             first = first or error
             tried.append(candidate)
     assert first is not None, "there is one candidate at least"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from engine.backends import OFFICIAL, installed, open_backend, warn_once
 from engine.errors import InputError
@@ -32,70 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.backends import Backend, Target
-
-
-class CpuSettings(Protocol):
-    """The settings of `engine.Context().cpu` that a build reads."""
-
-    @property
-    def thread_num(self) -> int:
-        """Threads inside one operator; 0 for as many as fit."""
-
-    @property
-    def inter_op_parallel_num(self) -> int:
-        """Operators that run at once; 0 for one."""
-
-    @property
-    def thread_affinity_mode(self) -> int:
-        """The cores to choose threads' cores from: 0 any, 1 big ones first, 2 middle ones first."""
-
-    @property
-    def thread_affinity_core_list(self) -> list[int]:
-        """The cores of the threads; [] for any."""
-
-
-class GpuSettings(Protocol):
-    """The settings of `engine.Context().gpu` that a build reads."""
-
-    @property
-    def group_size(self) -> int:
-        """The number of ranks."""
-
-
-class AscendSettings(Protocol):
-    """The settings of `engine.Context().ascend` that a build reads."""
-
-    @property
-    def rank_id(self) -> int:
-        """This process among the ranks."""
-
-
-class BuildContext(Protocol):
-    """The settings of an `engine.Context` that a build reads.
-
-    Those of a device type (precision_mode, provider, device_id) are attributes of the attribute
-    that has the type's name.
-    """
-
-    @property
-    def target(self) -> list[str]:
-        """The targets, in the order in which they are to be tried."""
-
-    @property
-    def cpu(self) -> CpuSettings:
-        """The threads of a model on any device."""
-
-    @property
-    def gpu(self) -> GpuSettings:
-        """The number of ranks."""
-
-    @property
-    def ascend(self) -> AscendSettings:
-        """The rank."""
-
-    @property
-    def extensions(self) -> dict[str, dict[str, str]]:
-        """Extensions that are switched on, by name with their options."""
+    from engine.context import Context, CpuSettings
 
 
 class BuildOptions:
@@ -111,7 +48,7 @@ class BuildOptions:
 
     def __init__(
         self,
-        context: BuildContext,
+        context: Context,
         config: Mapping[str, Mapping[str, str]],
         progress: Progress | None = None,
         cancel: CancelToken | None = None,

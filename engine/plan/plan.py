@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from engine.backends import Backend
 from engine.backends.attribution import attribute_errors_to
+from engine.backends.told import looked_up
 from engine.plan.contexts import ContextPool
 from engine.plan.reports import InParts, KernelTimes, PartReports, held_by_core, part_profile
 from engine.types import (
@@ -140,8 +141,29 @@ class Plan:
         backend = self.backend
         if self.predict is not backend.predict or self.lacks(Capability.ASYNC_PREDICT)[0]:
             return None
-        begin: Begin = backend.bind("engine_predict_async")
+        begin: Begin = backend.begin_with or backend.bind("engine_predict_async")
         return begin
+
+    @property
+    def told(self) -> Predict:
+        """`predict`, as what gives a backend that takes options those of `engine.backends.told`."""
+        run = self.backend.predict_with if self.predict is self.backend.predict else None
+        return self.predict if run is None else looked_up(run)
+
+    @property
+    def run_on(self) -> tuple[Device, ...]:
+        """The devices that run nodes of it, the target's first."""
+        return tuple(dict.fromkeys((self.device, *(device for _, device in self.parts))))
+
+    @property
+    def wants_options(self) -> bool:
+        """True where a backend wants PredictOptions in every predict."""
+        return any(part.can(Capability.PREDICT_OPTIONS) for part, _ in self.parts)
+
+    @property
+    def takes_options(self) -> bool:
+        """True where a backend takes PredictOptions."""
+        return any(part.predict_with or part.begin_with for part, _ in self.parts)
 
     @property
     def others(self) -> tuple[tuple[Backend, Device], ...]:
@@ -154,7 +176,7 @@ Compiled: TypeAlias = tuple[Executable | None, dict[int, str]]
 
 
 class CompiledForms(Protocol):
-    """A place in which the compiled forms of models are kept."""
+    """A place in which the compiled forms of models are kept, and partitions where it says so."""
 
     def compiled(
         self,
@@ -174,6 +196,7 @@ class CompiledForms(Protocol):
 
     def has(self, source: ModelSource, key: Mapping[str, str]) -> bool:
         """Return whether something was given to `keep` for this model and key; cheap."""
+        return False
 
     def find(
         self, source: ModelSource, key: Mapping[str, str], read: Callable[[Path], T]
@@ -182,30 +205,13 @@ class CompiledForms(Protocol):
 
         None where there is none, or where `read` raises ValueError: it is of no use any more.
         """
-
-    def keep(
-        self, source: ModelSource, key: Mapping[str, str], write: Callable[[Path], None]
-    ) -> None:
-        """Keep what `write` writes into a folder, in place of what was kept before, or nothing."""
-
-
-class KeepsNoPartition:
-    """The part of CompiledForms that is about partitions, where none is kept."""
-
-    def has(self, source: ModelSource, key: Mapping[str, str]) -> bool:
-        """See CompiledForms."""
-        return False
-
-    def find(
-        self, source: ModelSource, key: Mapping[str, str], read: Callable[[Path], T]
-    ) -> T | None:
-        """See CompiledForms."""
         return None
 
     def keep(
         self, source: ModelSource, key: Mapping[str, str], write: Callable[[Path], None]
     ) -> None:
-        """See CompiledForms."""
+        """Keep what `write` writes into a folder, in place of what was kept before, or nothing."""
+        return
 
 
 class Candidate(NamedTuple):

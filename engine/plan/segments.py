@@ -7,31 +7,21 @@ signature of engine_predict. What a context does in a run is in `steps`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine.backends.attribution import attribute_errors_to
 from engine.plan.contexts import close
-from engine.plan.dataflow import CompiledSegment, Dataflow
+from engine.plan.dataflow import Dataflow
 from engine.plan.reports import KernelTimes, PartReports, part_profile, total
 from engine.plan.steps import SegmentedContext
-from engine.types import Device, MemoryReport, Placement, TensorSpec, Values
+from engine.types import Device, MemoryReport, Placement, Values
 
 
+@dataclass(eq=False)
 class SegmentedExecutable(Dataflow):
     """Segments in running order, as an executable. rest: where nodes are that are in no segment."""
 
-    def __init__(
-        self,
-        segments: Sequence[CompiledSegment],
-        inputs: tuple[TensorSpec, ...],
-        outputs: tuple[TensorSpec, ...],
-        results: tuple[int, ...],
-        width: int,
-        rest: Sequence[Placement],
-        held: int = 0,
-    ) -> None:
-        super().__init__(segments, inputs, outputs, results, width, held)
-        self.rest = tuple(rest)
+    rest: Sequence[Placement] = ()
 
     @property
     def concurrency(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from engine.backends.told import told
 from engine.errors import (
     BackendError,
     Cancelled,
@@ -157,6 +158,7 @@ class SegmentedContext:
 
     def _walk(self, steps: Sequence[Step], values: list[Value], deadline_s: float | None) -> None:
         """Run the segments one after another; the hot path."""
+        options = told.get(id(self)) if told else None
         for step in steps:
             self._running = step  # noted before the flag is read, and `cancel` the other way round
             if self._cancelled:
@@ -164,7 +166,10 @@ class SegmentedContext:
             taken = step.taken
             if taken is None:
                 taken = self._gather(step, values)
-            results = step.predict(step.context, taken, step.given, deadline_s)
+            if options is None or step.predict_with is None:
+                results = step.predict(step.context, taken, step.given, deadline_s)
+            else:
+                results = step.predict_with(step.context, taken, step.given, deadline_s, options)
             if results is not step.given:
                 self._settle(step, values, results)
         self._running = None

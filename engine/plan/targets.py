@@ -6,16 +6,19 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.backends import Backend, Target, find_target, warn_once
 from engine.errors import BackendError, ModelError
-from engine.host.interrupts import raised_by_handler
-from engine.plan.options import BuildContext, BuildOptions
+from engine.host.interrupts import pass_interrupt, raised_by_handler
+from engine.plan.options import BuildOptions
 from engine.plan.plan import Plan
 
+if TYPE_CHECKING:
+    from engine.context import Context
 
-def targets_of(context: BuildContext) -> tuple[Sequence[str], str, bool]:
+
+def targets_of(context: Context) -> tuple[Sequence[str], str, bool]:
     """Return the targets to try, why these, and whether ENGINE_TARGET overrides the context's."""
     override = [part.strip() for part in os.environ.get("ENGINE_TARGET", "").split(",")]
     override = [part for part in override if part]
@@ -65,8 +68,7 @@ class Targets:
                 target = find_target(name)
                 backend = self.options.opened(target.backend)
             except BackendError as error:
-                if raised_by_handler(error):
-                    raise
+                pass_interrupt(error)
                 self._refuse(name, error, is_last=not later)
                 continue
             yield OpenTarget(name, target, backend, later)

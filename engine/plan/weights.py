@@ -18,14 +18,7 @@ from engine.formats.opened import variables_of
 from engine.options import nearest
 from engine.plan.partition import graph_of, reachable
 from engine.plan.transfer import Transfer
-from engine.types import (
-    Device,
-    DeviceBuffer,
-    DType,
-    ModelSource,
-    TensorSpec,
-    Value,
-)
+from engine.types import Device, DeviceBuffer, DType, ModelSource, TensorSpec, Value
 from engine.wings import wing
 
 _HAVE_BODIES = frozenset(("If", "Loop", "Scan", "SequenceMap"))

@@ -45,14 +45,15 @@ class Step:
     """
 
     __slots__ = (
-        "context", "devices", "ends", "given", "index", "kept", "may_keep", "predict", "reads",
-        "taken", "writes",
+        "context", "devices", "ends", "given", "index", "kept", "may_keep", "predict",
+        "predict_with", "reads", "taken", "writes",
     )  # fmt: skip
 
     def __init__(self, index: int, flow: Dataflow, context: ExecutionContext) -> None:
         segment = flow.segments[index]
         self.index = index
         self.predict = segment.backend.predict
+        self.predict_with = segment.backend.predict_with
         self.context = context
         self.reads = segment.reads
         self.writes = segment.writes

@@ -36,7 +36,7 @@ from engine.formats.onnx.graphs import tensors
 from engine.formats.onnx.safe_inference import infer_shapes
 from engine.formats.opened import open_external
 from engine.host import deadlines
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt, raised_by_handler
 from engine.reference.global_max_pool import GlobalMaxPool
 from engine.reference.loop import Loop
 from engine.reference.lrn import LRN
@@ -113,8 +113,7 @@ def load(source: ModelSource, host: Host) -> EvaluatorModel:
     except ModelError:
         raise
     except Exception as error:  # protobuf, the checker and shape inference share no base
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         raise ModelError(
             f"{source.name}: not a valid ONNX model: {one_line(error)}", str(path or "")
         ) from error
@@ -159,8 +158,7 @@ class EvaluatorModel:
             # Inlined, because the evaluator loses a function's attributes on the way to most nodes.
             evaluator = Evaluator(inline_local_functions(self.proto))
         except Exception as error:  # a type or an attribute that nobody thought of
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
             raise ModelError(f"{self.source_name}: {one_line(error)}") from error
         if options.progress is not None:
             options.progress("check nodes", len(nodes), len(nodes))
@@ -265,8 +263,7 @@ class EvaluatorContext:
         except EngineError:
             raise
         except Exception as error:  # operators raise whatever numpy raises
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
             raise ModelError(
                 f"{executable.name}: the model failed on this data: {one_line(error)}"
             ) from error
@@ -390,8 +387,7 @@ def _refusal(proto: ModelProto) -> str:
     try:
         Evaluator(proto)
     except Exception as error:  # of several kinds; what follows are lists of all that it knows
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         return re.split(r", known|, schema|\. | in\n", str(error))[0].strip()
     return ""
 

@@ -18,8 +18,8 @@ from engine.errors import SettingError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from engine.context import Context
     from engine.plan import Plan
-    from engine.plan.options import BuildContext
     from engine.runtime.signature import Signature
     from engine.types import ModelDescription
 
@@ -32,7 +32,7 @@ KEY = "extensions"
 SECTION = "_extension"
 
 
-def chosen(context: BuildContext, config: Mapping[str, Mapping[str, str]]) -> Chosen:
+def chosen(context: Context, config: Mapping[str, Mapping[str, str]]) -> Chosen:
     """Return what is switched on for a model, the outermost first: names with their options.
 
     What the environment names comes first, then the configuration's, then the context's; of one
@@ -88,6 +88,7 @@ def description(plan: Plan, signature: Signature, path: str) -> ModelDescription
         backends=(plan.backend.name, *(backend.name for backend, _ in plan.others)),
         inputs=signature.inputs,
         outputs=signature.outputs,
+        devices=plan.run_on,
     )
 
 

@@ -7,13 +7,11 @@ as last time, arrays of the same shapes, anything else.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from engine.config.checks import require
 from engine.config.wording import prefixed
 from engine.errors import (
     Cancelled,
@@ -31,7 +29,8 @@ from engine.runtime.descriptions import description_for
 from engine.tensor import Tensor
 from engine.tensor.description import Array, canonical
 from engine.tensor.values import are_unchanged, as_expected, description_of, store, value_of
-from engine.types import CancelToken, Capability, Device, DeviceBuffer
+from engine.types import Capability, Device, DeviceBuffer
+from engine.wings import wing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from engine.plan import Plan
     from engine.plan.contexts import Lease
     from engine.runtime.signature import Signature
-    from engine.types import Predict, Values
+    from engine.types import CancelToken, Predict
 
 Bindings = tuple[
     list[Any], list[tuple[int, Any, Any, Any]], list[Any], list[tuple[int, Any]], list[Array]
@@ -58,8 +57,9 @@ NOTHING_BOUND: Bindings = ([], [], [], [], [])
 class ThreadState:
     """One thread's way through a model, nearly always of tensors alone: `is_plain`.
 
-    run: plan.predict, or what extensions made of it. lease: of the context that this
-    thread used last. path: the model's file.
+    plain: plan.predict, or what extensions made of it. run: the same, or what tells backends that
+    want options that nothing is asked. lease: of the context that this thread used last. path: the
+    model's file.
     """
 
     __slots__ = (
@@ -74,6 +74,7 @@ class ThreadState:
         "lease",
         "output_count",
         "path",
+        "plain",
         "plan",
         "pool",
         "run",
@@ -91,6 +92,7 @@ class ThreadState:
         self.signature = signature
         self.is_plain = signature.is_plain
         self.run = run
+        self.plain = run
         self.pool = plan.pool
         self.idle = plan.pool.idle
         # With a semaphore no lease is taken without `borrow`: under this name it finds none.
@@ -103,6 +105,8 @@ class ThreadState:
         self.descriptions = [description_for(spec) for spec in signature.outputs]
         self.bindings = NOTHING_BOUND
         self.path = path
+        if plan.wants_options:
+            self.run = self.asked(None)
 
     def __del__(self) -> None:
         # The context stays for other threads, without this one's arrays.
@@ -112,12 +116,14 @@ class ThreadState:
 
     # ---------------------------------------------------------------------------------- running
 
-    def borrow(self, deadline_s: float | None, cancel: CancelToken | None) -> Lease:
+    def borrow(
+        self, deadline_s: float | None, cancel: CancelToken | None, priority: int = 0
+    ) -> Lease:
         """Take another context than the last one, or wait for one."""
         if self.is_limited:
             # Only the predict holds it: where that is lost, its slot becomes free.
             last, self.last = self.last, None
-            lease = self.pool.borrow(last, deadline_s, cancel)
+            lease = self.pool.borrow(last, deadline_s, cancel, priority)
         else:
             lease = self.lease = self.pool.borrow(None, deadline_s, cancel)
         return lease
@@ -133,10 +139,10 @@ class ThreadState:
         inputs: Any,
         outputs: Any,
         timeout_s: float | None,
-        cancel: CancelToken | None,
+        **further: Any,
     ) -> list[Any]:
         """Predict once more, with the state of what the model has become meanwhile."""
-        return predict(inputs, outputs, timeout_s=timeout_s, cancel=cancel)
+        return predict(inputs, outputs, timeout_s=timeout_s, **further)
 
     def give(self, results: Sequence[Any], outputs: Any) -> list[Any]:
         """Return the caller's tensors with results that are not all in the memory given."""
@@ -226,7 +232,7 @@ class ThreadState:
             failed = ModelError(text, self.path, at_fault=backend)
         raise prefixed(failed, "predict failed! ") from error
 
-    def refuse(self, error: BaseException) -> None:
+    def refuse(self, error: BaseException, request_id: str = "") -> None:
         """Tell the other ranks of a sliced model, if it is one, that a predict does not begin."""
         if self.plan.refuse is not None:
             self.plan.refuse(one_line(error))
@@ -258,26 +264,19 @@ class ThreadState:
             raise TypeError(f"timeout_s must be a number of seconds, but got {type(timeout_s)}")
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be above 0 s, but got {timeout_s}")
-        self._require_stoppable(Capability.DEADLINES, "timeout_s")
+        self.require_stoppable(Capability.DEADLINES, "timeout_s")
         try:
             seconds = float(timeout_s)
         except OverflowError:
             seconds = math.inf
         return None if math.isinf(seconds) else time.monotonic() + seconds
 
-    def cancellable(self, cancel: CancelToken) -> _Cancellable:
-        """Return the plan's predict as one that a token stops.
+    def asked(self, *wanted: Any) -> Any:
+        """Return the plan's predict for what is asked of it; see `engine.runtime.asked`."""
+        return wing("asked")(self, *wanted)
 
-        Raises Cancelled where the token is cancelled already, ModelStateError where a backend
-        cannot stop.
-        """
-        require("cancel", cancel, CancelToken)
-        self._require_stoppable(Capability.CANCEL_PREDICT, "cancel")
-        if cancel.cancelled:
-            raise Cancelled("predict failed! cancelled by its owner")
-        return _Cancellable(self.run, cancel)
-
-    def _require_stoppable(self, capability: Capability, argument: str) -> None:
+    def require_stoppable(self, capability: Capability, argument: str) -> None:
+        """Raise ModelStateError where a backend cannot stop. argument: that asks for it."""
         backend, reason = self.plan.lacks(capability)
         if backend:
             why = f" ({reason})" if reason else ""
@@ -285,49 +284,6 @@ class ThreadState:
                 f"{argument}: backend {backend!r} cannot stop a running model{why}; leave "
                 f"{argument} out"
             )
-
-
-class _Cancellable:
-    """A predict that a token's owner may stop. `is_cancelled`: the context was told to."""
-
-    def __init__(self, predict: Predict, token: CancelToken) -> None:
-        self.is_cancelled = False
-        self._predict = predict
-        self._token = token
-        self._context: Any = None
-        # Reentrant: a signal handler that cancels may run in the thread that predicts.
-        self._lock = threading.RLock()
-
-    def __call__(
-        self, context: Any, inputs: Values, outputs: Values | None, deadline_s: float | None
-    ) -> Values:
-        """See engine_predict."""
-        _ = context.cancel  # announced: where it is missing the backend is at fault
-        self._context = context
-        try:
-            with self._token.watch(self._stop):
-                return self._predict(context, inputs, outputs, deadline_s)
-        finally:
-            # From here on nobody stops what runs in that context next. If a signal handler ends the
-            # wait for one who is about to, that one has said so in `is_cancelled`.
-            with self._lock:
-                self._context = None
-
-    def _stop(self) -> None:
-        """Stop the predict if it runs; called by the thread that cancels."""
-        with self._lock:
-            if self._context is None or self.is_cancelled:
-                return
-            self.is_cancelled = True
-            try:
-                self._context.cancel()
-            except Exception as error:
-                if raised_by_handler(error):
-                    raise
-                ready("logging")
-                import logging
-
-                logging.getLogger("engine").exception("a backend's cancel() failed")
 
 
 def are_results(outputs: Sequence[Any], descriptions: Sequence[Any]) -> list[bool]:

@@ -31,7 +31,7 @@ def wrapped(
     path: the model's file, "" for one in memory. chosen: see `extensions.chosen`. Raises
     ExtensionError for a name that no distribution offers and for an extension that fails.
     """
-    predict: Predict = plan.predict
+    predict: Predict = plan.told
     model = description(plan, signature, path)
     for name, extension in reversed(loaded(chosen, observes=False).items()):
         inside = _Inside(predict)

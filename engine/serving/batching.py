@@ -8,8 +8,10 @@ so that only the bad one fails.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,11 @@ from engine.host.fair_semaphore import FairSemaphore, Shareable, Waiter
 from engine.serving.batchable import Batching
 from engine.serving.statistics import Recorder
 from engine.tensor import Tensor
-from engine.types import CancelToken
+from engine.types import CancelToken, PredictOptions
 
 Array = np.ndarray[Any, Any]
+
+_numbers = count(1)
 
 
 class Request:
@@ -29,7 +33,8 @@ class Request:
 
     key: requests of one key may share a run. size: samples. is_alone: not to be batched (again).
     came_s, began_s: when it, and its run, did, of time.perf_counter(). shared_by: how many requests
-    were in that run. is_done: it has `results`.
+    were in that run. run: that run's id and highest priority; None of its own. is_done: it has
+    `results`.
     """
 
     __slots__ = (
@@ -39,13 +44,16 @@ class Request:
         "is_alone",
         "is_done",
         "key",
+        "priority",
         "results",
+        "run",
         "shared_by",
         "size",
     )
 
-    def __init__(self, inputs: Sequence[Array], batching: Batching) -> None:
+    def __init__(self, inputs: Sequence[Array], batching: Batching, priority: int = 0) -> None:
         self.inputs = inputs
+        self.priority = priority
         self.size = inputs[0].shape[0]
         self.key = tuple((array.dtype, array.shape[1:]) for array in inputs)
         # Of one model, inputs of different sizes are its own affair.
@@ -60,6 +68,7 @@ class Request:
         self.came_s = time.perf_counter()
         self.began_s = 0.0
         self.shared_by = 1
+        self.run: PredictOptions | None = None
         self.is_done = False
         self.results: list[Tensor] | None = None
 
@@ -80,12 +89,12 @@ class Batcher:
         self._recorder = recorder
         self._last = (0, 0.0)  # the requests that the last run served, and when it ended
 
-    def request(self, inputs: Any) -> Request | None:
+    def request(self, inputs: Any, priority: int = 0) -> Request | None:
         """Return a request of checked inputs; None for what cannot be batched."""
         values = self._checked(inputs)
         if not all(isinstance(value, np.ndarray) for value in values):
             return None
-        return Request(values, self.batching)
+        return Request(values, self.batching, priority)
 
     def run(
         self,
@@ -138,8 +147,10 @@ class Batcher:
         batch = [request, *others]
         began_s = time.perf_counter()
         try:
+            priority = max(each.priority for each in batch)
+            run = PredictOptions(id=f"{os.getpid()}-run-{next(_numbers)}", priority=priority)
             for each in batch:
-                each.began_s, each.shared_by = began_s, len(batch)
+                each.began_s, each.shared_by, each.run = began_s, len(batch), run
             with self._semaphore.keeping_slot():
                 results = predict([np.concatenate(parts) for parts in _columns(batch)])
                 parts = _divided(results, [each.size for each in batch])
@@ -152,7 +163,7 @@ class Batcher:
             is_own = isinstance(error, Cancelled | DeadlineExceeded)
             fails_all = isinstance(error, Exception) and not is_own
             for each in batch:
-                each.began_s, each.shared_by = 0.0, 1
+                each.began_s, each.shared_by, each.run = 0.0, 1, None
                 each.is_alone = each.is_alone or fails_all
             # With the slot still held: who closes sees all the time that they wait.
             self._semaphore.requeue(waiters)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from engine.host.interrupts import raised_by_handler, undisturbed
 from engine.runtime.extensions import as_served
 from engine.serving.request_future import RequestFuture, late
 from engine.tensor.values import tensors_of
+from engine.types import PredictOptions
 
 if TYPE_CHECKING:
     from engine.host.fair_semaphore import FairSemaphore
@@ -163,7 +165,10 @@ class BegunRun:
             if self._timeout_s is not None:
                 deadline_s = self._future.deadline_s
                 self._limit(deadline_s)
-            begin(context, self._inputs, None, deadline_s, self.done)
+            arguments: tuple[Any, ...] = (context, self._inputs, None, deadline_s, self.done)
+            if thread.plan.backend.begin_with is not None:
+                arguments += (self._options(),)
+            begin(*arguments)
         except BaseException as error:
             is_closed = self._lease is None and isinstance(error, ModelStateError)
             if is_closed and self._future.is_of_another(thread.plan):
@@ -173,6 +178,10 @@ class BegunRun:
             else:
                 self._log("raised an error after it had called done", error)
         return True
+
+    def _options(self) -> PredictOptions:
+        found = self._future.options or PredictOptions()
+        return replace(found, can_be_cancelled=self._watch is not None)
 
     def done(self, values: Values | None, error: BaseException | None) -> None:
         """See engine.types.Done."""

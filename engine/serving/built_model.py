@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import numpy as np
 
 from engine.host.cpus import usable_cpus
 from engine.host.fair_semaphore import FairSemaphore
@@ -18,51 +21,109 @@ from engine.runtime import fitting
 from engine.runtime.extensions import as_served
 from engine.serving.batching import Batcher
 from engine.serving.begun import BegunFuture, can_begin
-from engine.serving.request_future import RequestFuture
+from engine.serving.request_future import RequestFuture, outcome_of
 from engine.serving.request_queue import RequestQueue
 from engine.serving.statistics import Recorder
-from engine.types import Capability
+from engine.types import Capability, Device
 
 if TYPE_CHECKING:
     from engine.model.state import ModelState
     from engine.report.observing.observation import Observation
+    from engine.report.observing.request import ObservedRequest
     from engine.serving.batchable import Batching
     from engine.serving.batching import Request
     from engine.tensor import Tensor
-    from engine.types import CancelToken
+    from engine.types import CancelToken, PredictOptions
+
+
+Direct: TypeAlias = "Callable[[Any, list[Tensor] | None], list[Tensor] | None]"
+
+_SHORT_S = 500e-6
+_EXTRA = 62
 
 
 class BuiltModel:
-    """A model with as many slots as its pool of contexts has, or else this machine CPUs.
+    """A model with as many slots as its pool of contexts has, or else `slots`.
 
-    Any number where its backend runs predicts without a thread that waits. predict: the model's,
-    where that is not to be held. futures: see RequestQueue.
+    slots: 0 for as many as this machine has CPUs; for any number where the backend runs predicts
+    without a thread that waits. predict: the model's, where that is not to be held. futures: see
+    RequestQueue.
     """
 
-    def __init__(self, model: Model, predict: Callable[..., list[Tensor]] | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        predict: Callable[..., list[Tensor]] | None = None,
+        slots: int = 0,
+    ) -> None:
         self.model = model
         self.predict = predict or model.predict
         self.observation: Observation | None = None
         self._state = model_state(model)
         built = self._state.require_built()
         plan = built.plan
-        slots = usable_cpus()
         self.futures: Callable[..., RequestFuture] = RequestFuture
         if can_begin(built):
-            slots, self.futures = sys.maxsize, partial(BegunFuture, self._state)
-        self.semaphore = plan.pool.semaphore or FairSemaphore(slots)
+            slots, self.futures = slots or sys.maxsize, partial(BegunFuture, self._state)
+        self.semaphore = plan.pool.semaphore or FairSemaphore(slots or usable_cpus())
+        self._takes_slots = plan.pool.semaphore is not None
         self.can_stop = not any(
             plan.lacks(capability)[0]
             for capability in (Capability.DEADLINES, Capability.CANCEL_PREDICT)
         )
+        self.takes_options = plan.takes_options
+        self.devices: Sequence[Device] = plan.run_on
         self.run_s = math.inf
         self.batcher: Batcher | None = None
+
+    def overlap(self, recorder: Recorder) -> None:
+        """Have more runs than there are slots at once while they are short.
+
+        To wait for a slot and to be woken takes a thread 30 to 100 us, much of it with Python's
+        lock. The processor's scheduler changes threads every few milliseconds: many whole runs.
+        """
+
+        def note(runs_s: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+            # Other threads lengthen a run, so nearly the least; sizes vary, so not the very least.
+            is_short = np.quantile(runs_s, 0.05) < _SHORT_S
+            self.semaphore.extra = _EXTRA if is_short else 0
+
+        recorder.noting = note
 
     def batch(self, batching: Batching, recorder: Recorder) -> None:
         """Have requests share runs from now on."""
         if batching.most > 1:
             checked = partial(_checked, self._state)  # not self: no cycle
             self.batcher = Batcher(self.semaphore, batching, recorder, checked)
+
+    def direct(self, recorder: Recorder) -> Direct | None:
+        """Return what runs a request at once, with no more than a slot and a count around it.
+
+        It gives None where there is no slot. None where requests share runs or are observed, or
+        where predicts take slots themselves. recorder: of the requests.
+        """
+        if self.batcher is not None or self.observation is not None or self._takes_slots:
+            return None
+        enter, leave, predict = self.semaphore.enter, self.semaphore.leave, self.predict
+        ran_at_once, ended = recorder.ran_at_once, recorder.ended
+        thread_of, now = threading.get_ident, time.perf_counter
+
+        def direct(inputs: Any, outputs: list[Tensor] | None) -> list[Tensor] | None:
+            thread = thread_of()
+            if not enter(thread):
+                return None
+            begin_s = now()
+            try:
+                results = predict(inputs, outputs)
+            except BaseException as error:
+                leave(thread)
+                ended(outcome_of(error), begin_s, begin_s, now())
+                raise
+            leave(thread)
+            ran_at_once(now() - begin_s)
+            return results
+
+        return direct
 
     def checked(self, inputs: Any) -> list[Any]:
         """See Runnable."""
@@ -75,13 +136,19 @@ class BuiltModel:
         outputs: list[Tensor] | None,
         deadline_s: float | None,
         cancel: CancelToken | None,
+        options: PredictOptions | None,
+        observed: ObservedRequest | None,
     ) -> list[Tensor]:
         """See Runnable."""
 
         def predict(inputs: Any, outputs: list[Tensor] | None = None) -> list[Tensor]:
             left_s = None if deadline_s is None else max(1e-6, deadline_s - time.monotonic())
+            run = options
+            if request is not None and request.shared_by > 1 and self.takes_options:
+                run = request.run
+            asked: Any = {} if run is None else {"priority": run.priority, "request_id": run.id}
             begin_s = time.perf_counter()
-            results = self.predict(inputs, outputs, timeout_s=left_s, cancel=cancel)
+            results = self.predict(inputs, outputs, timeout_s=left_s, cancel=cancel, **asked)
             self.run_s = time.perf_counter() - begin_s
             return results
 

@@ -74,6 +74,8 @@ class Chain:
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
+        priority: int = 0,
+        request_id: str = "",
     ) -> list[Tensor]:
         """Run the models once; see Model.predict. timeout_s is for all of them together.
 
@@ -102,7 +104,14 @@ class Chain:
             given = [known[name] for name in link.inputs]
             results = [wanted[n] if n in wanted else self._inside() for n in link.outputs]
             try:
-                link.model.predict(given, results, timeout_s=left, cancel=cancel)
+                link.model.predict(
+                    given,
+                    results,
+                    timeout_s=left,
+                    cancel=cancel,
+                    priority=priority,
+                    request_id=request_id,
+                )
             except DeadlineExceeded as error:
                 assert timeout_s is not None
                 raise DeadlineExceeded(

@@ -58,9 +58,18 @@ class ModelExecutor:
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
+        priority: int = 0,
+        request_id: str = "",
     ) -> list[Tensor]:
         """Run the model once; see Model.predict, also for what it raises."""
-        return self._model.predict(inputs, outputs, timeout_s=timeout_s, cancel=cancel)
+        return self._model.predict(
+            inputs,
+            outputs,
+            timeout_s=timeout_s,
+            cancel=cancel,
+            priority=priority,
+            request_id=request_id,
+        )
 
     def get_inputs(self) -> list[Tensor]:
         """Return the calling thread's input tensors; see Model.get_inputs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from engine.config.checks import require, require_int
@@ -24,8 +25,8 @@ from engine.tensor.enums import ModelType
 from engine.wings import wing
 
 if TYPE_CHECKING:
-    from engine.report.observing.observation import Observation
-    from engine.serving.built_model import BuiltModel
+    from engine.report.observing.observation import Observation, Parts
+    from engine.serving.built_model import BuiltModel, Direct
     from engine.serving.request_queue import RequestQueue
     from engine.serving.statistics import RunnerStatistics
     from engine.types import CancelToken, ModelDescription, Progress
@@ -38,7 +39,7 @@ _NOT_BUILT = "the runner is not built; call build_from_file first"
 
 
 class ModelParallelRunner(Runner):
-    """Serves one model to any number of threads, first come, first served.
+    """Serves one model to any number of threads, by priority, then first come, first served.
 
     As many predicts run at once as the machine is worth (`context.parallel.workers_num`); the
     others wait in one queue. A thread that finds a free slot runs the model itself; who waits is
@@ -59,6 +60,7 @@ class ModelParallelRunner(Runner):
         super().__init__(_NOT_BUILT)
         self._queues: list[RequestQueue[BuiltModel]]
         self._batching = ""
+        self._direct: Direct | None = None
         fork.watch(self)
 
     # --------------------------------------------------------------------------------- building
@@ -151,18 +153,21 @@ class ModelParallelRunner(Runner):
                     raise
                 return built
 
-            def work(noted: Progress | None) -> tuple[str, ModelDescription]:
+            def work(noted: Progress | None) -> tuple[str, ModelDescription, Parts]:
                 nonlocal queues
                 watchers["progress"] = noted
                 queues = build({})
                 queues, how = share_runs(queues, wishes, build, self._recorder)
-                built = model_state(queues[0].runnable.model).require_built()
-                return how, description(built.plan, built.signature, model_path)
+                built = [model_state(queue.runnable.model).require_built() for queue in queues]
+                about = description(built[0].plan, built[0].signature, model_path)
+                run_on = (device for each in built for device in each.plan.run_on)
+                about = replace(about, devices=tuple(dict.fromkeys(run_on)))
+                return how, about, [part for each in built for part in each.plan.parts]
 
             try:
                 self._observation = _observation(context, model_path)
                 if self._observation is None:
-                    self._batching, _ = work(progress)
+                    self._batching, _, _ = work(progress)
                 else:
                     self._batching = self._observation.built(work, progress)
             except BaseException as error:
@@ -175,6 +180,8 @@ class ModelParallelRunner(Runner):
             for queue in queues:
                 queue.runnable.observation = self._observation
             self._queues = queues
+            if len(queues) == 1:
+                self._direct = queues[0].runnable.direct(self._recorder)
             self.model_path_ = model_path
             self._why_not = ""
 
@@ -206,8 +213,13 @@ class ModelParallelRunner(Runner):
         try:
             plan = state.require_built().plan
             slots = parallel.workers_num or getattr(plan.executable, "concurrency", 0)
-            plan.pool.limit(slots or max(1, usable_cpus() // (context.cpu.thread_num or 1)))
-            runnable = BuiltModel(model)
+            is_fixed = bool(slots) or context.cpu.thread_num > 1
+            slots = slots or max(1, usable_cpus() // (context.cpu.thread_num or 1))
+            if plan.pool.semaphore is not None:
+                plan.pool.limit(slots)
+            runnable = BuiltModel(model, slots=slots)
+            if not is_fixed and context.target == ["cpu"]:
+                runnable.overlap(self._recorder)
             return RequestQueue(
                 runnable, self._recorder, limit, when_full == "wait", runnable.futures
             )
@@ -224,15 +236,26 @@ class ModelParallelRunner(Runner):
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
+        priority: int = 0,
+        request_id: str = "",
     ) -> list[Tensor]:
         """Run the model on one request when its turn comes; see Model.predict.
 
         timeout_s: waiting counts. A request that is late or cancelled leaves the queue at once; if
         it runs, it is stopped, or, where the backend cannot stop a run, abandoned.
+        priority, request_id: see submit.
         Raises what Model.predict raises, and QueueFull where `when_full` says so.
         """
         try:
-            return self._free_queue().predict(inputs, outputs, timeout_s, cancel)
+            direct = self._direct
+            is_plain = timeout_s is None and cancel is None and priority == 0 and request_id == ""
+            if is_plain and direct is not None:
+                results = direct(inputs, outputs)
+                if results is not None:
+                    return results
+            return self._free_queue().predict(
+                inputs, outputs, timeout_s, cancel, priority, request_id
+            )
         except ModelStateError as error:
             if self._why_not is CLOSED:  # while it waited: say what is closed
                 raise ModelStateError(f"predict failed! {CLOSED}") from error
@@ -262,6 +285,15 @@ class ModelParallelRunner(Runner):
     def statistics(self) -> RunnerStatistics:
         """Return counts, times and batch sizes of all requests since the runner was built."""
         return self._counted(self._batching)
+
+    def close(self, *, finish: bool = True) -> None:
+        """See Runner."""
+        self._direct = None
+        super().close(finish=finish)
+
+    def _abandon(self) -> None:
+        self._direct = None
+        super()._abandon()
 
     def _capacity(self) -> str:
         return f"{sum(queue.semaphore.slots for queue in self._queues)} at once"

@@ -23,7 +23,7 @@ from engine.serving.batching import Request
 from engine.serving.callbacks import Callbacks
 from engine.serving.threads import Admission, Tell, Workers
 from engine.tensor import Tensor
-from engine.types import CancelToken
+from engine.types import CancelToken, PredictOptions
 
 if TYPE_CHECKING:
     from engine.report.observing.request import ObservedRequest
@@ -51,6 +51,8 @@ class Server(Protocol):
         timeout_s: float | None,
         deadline_s: float,
         token: CancelToken,
+        options: PredictOptions | None,
+        observed: ObservedRequest | None,
     ) -> list[Tensor]:
         """Run a request whose thread has a slot."""
 
@@ -101,7 +103,7 @@ class RequestFuture(Future[list[Tensor]]):
     It has ended when that returns; a run may take a moment more to stop.
     inputs: as given. request: the same checked, if it may be batched. timeout_s, deadline_s: how
     long it may take, and the moment of time.monotonic() at which that is over. token: stops it.
-    observed: the same request for observers; None where there are none.
+    observed: the same request for observers; None where there are none. options: see Runnable.
     Once it has ended it holds its results alone.
     most_workers: how many workers such requests need; None for one a slot.
     """
@@ -115,6 +117,7 @@ class RequestFuture(Future[list[Tensor]]):
         timeout_s: float | None,
         cancel: CancelToken | None,
         observed: ObservedRequest | None = None,
+        options: PredictOptions | None = None,
     ) -> None:
         super().__init__()
         self._condition = _Condition()
@@ -123,6 +126,8 @@ class RequestFuture(Future[list[Tensor]]):
         self.timeout_s = timeout_s
         self.deadline_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         self.token = CancelToken()
+        self.options = options
+        self.priority = 0 if options is None else options.priority
         self._server: Server | None = server
         self._pending: Pending | None = None
         self._waiter: Admission | None = None
@@ -217,7 +222,13 @@ class RequestFuture(Future[list[Tensor]]):
                 return
             try:
                 results = server.serve(
-                    self.request, self.inputs, self.timeout_s, self.deadline_s, self.token
+                    self.request,
+                    self.inputs,
+                    self.timeout_s,
+                    self.deadline_s,
+                    self.token,
+                    self.options,
+                    self._observed,
                 )
             except BaseException as error:
                 self.fail(error)
@@ -290,7 +301,7 @@ class RequestFuture(Future[list[Tensor]]):
         observed, request, waiter = self._observed, self.request, self._waiter
         if observed is not None:
             run_s = began(request, 0.0 if waiter is None else waiter.admitted_s)
-            observed.ended(error, self.inputs, results, run_s, runs_of(request))
+            observed.ended(error, self.inputs, results, run_s, *run_of(request))
 
     def _end(
         self,
@@ -357,9 +368,11 @@ def began(request: Request | None, admitted_s: float) -> float:
     return admitted_s if request is None else request.began_s or admitted_s
 
 
-def runs_of(request: Request | None) -> int:
-    """Return how many requests shared the run of one."""
-    return 1 if request is None else request.shared_by
+def run_of(request: Request | None) -> tuple[int, str]:
+    """Return how many requests shared the run of one, and that run's id; "" for its own."""
+    if request is None or request.run is None:
+        return 1, ""
+    return request.shared_by, request.run.id
 
 
 def outcome_of(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The queue where all requests for a model meet, first come, first served.
+"""The queue where all requests for a model meet: by priority, then first come, first served.
 
 A thread that finds a free slot runs the model itself. Who must wait is served by a worker; what is
 submitted waits in the same queue.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from engine.errors import DeadlineExceeded, EngineError, ModelStateError, QueueF
 from engine.host.fair_semaphore import CallbackWaiter, FairSemaphore
 from engine.host.interrupts import in_main_thread, raised_by_handler, undisturbed
 from engine.host.tasks import open_lock
+from engine.runtime.asked import options as wanted
 from engine.serving.batching import Batcher, Request
 from engine.serving.pending import PendingRequests
 from engine.serving.request_future import (
@@ -28,12 +29,12 @@ from engine.serving.request_future import (
     began,
     late,
     outcome_of,
-    runs_of,
+    run_of,
 )
 from engine.serving.statistics import Recorder
 from engine.serving.threads import HandOff
 from engine.tensor import Tensor
-from engine.types import CancelToken
+from engine.types import CancelToken, Device, PredictOptions
 
 if TYPE_CHECKING:
     from engine.report.observing.observation import Observation
@@ -49,13 +50,16 @@ class Runnable(Protocol):
 
     semaphore: before its runs. can_stop: see Server. run_s: how long the last run took. batcher:
     of requests that share runs, whose runs it counts; None where each runs alone. observation:
-    what tells observers of the requests; None where there are none.
+    what tells observers of the requests; None where there are none. takes_options: `run` passes
+    options on to who takes them. devices: that run every request; () where `run` notes which do.
     """
 
     semaphore: FairSemaphore
     can_stop: bool
     run_s: float
     observation: Observation | None
+    takes_options: bool
+    devices: Sequence[Device]
 
     @property
     def batcher(self) -> Batcher | None:
@@ -68,10 +72,13 @@ class Runnable(Protocol):
         outputs: list[Tensor] | None,
         deadline_s: float | None,
         cancel: CancelToken | None,
+        options: PredictOptions | None,
+        observed: ObservedRequest | None,
     ) -> list[Tensor]:
         """Run a request whose thread has a slot; see Model.predict. The slot may be released.
 
         request: from `batcher`, with the inputs checked, for a run that others may share.
+        options: its id and priority; None for neither. observed: the same request for observers.
         """
 
     def checked(self, inputs: Any) -> list[Any]:
@@ -124,34 +131,39 @@ class RequestQueue(Generic[R]):
         outputs: list[Tensor] | None,
         timeout_s: float | None,
         cancel: CancelToken | None,
+        priority: int = 0,
+        request_id: str = "",
     ) -> list[Tensor]:
         """Run the model, in the calling thread where a slot is free; see Model.predict."""
         semaphore = self.semaphore
         if cancel is not None:
             require("cancel", cancel, CancelToken)
+        options = wanted(priority, request_id) if priority or request_id else None
         is_limited = timeout_s is not None or cancel is not None
         if is_limited and not self.can_stop and not outputs:
-            return self._abandonable(inputs, timeout_s, cancel)
+            return self._abandonable(inputs, timeout_s, cancel, options)
         has_handlers = in_main_thread()
         semaphore.refuse_nested()
         request = None
         came_s = time.perf_counter()
         admitted_s = 0.0
         deadline_s = None if timeout_s is None else time.monotonic() + _seconds(timeout_s)
-        observed = self._begun()
+        observed, options = self._begun(options)
 
         def run() -> list[Tensor]:
             if self._refusal:
                 raise ModelStateError(self._refusal)
-            return self.runnable.run(request, inputs, outputs, deadline_s, cancel)
+            return self.runnable.run(
+                request, inputs, outputs, deadline_s, cancel, options, observed
+            )
 
         try:
             try:
                 if self.runnable.batcher is not None and not outputs:
-                    request = self.runnable.batcher.request(inputs)
+                    request = self.runnable.batcher.request(inputs, priority)
                 served = None
                 if has_handlers or not semaphore.try_acquire(request):
-                    served = self._served(run, request, deadline_s, cancel)
+                    served = self._served(run, request, deadline_s, cancel, priority)
                 if served is not None:
                     results, admitted_s = served
                 else:
@@ -172,20 +184,29 @@ class RequestQueue(Generic[R]):
         except BaseException as error:
             self._recorder.ended(outcome_of(error), came_s, admitted_s, time.perf_counter())
             if observed is not None:
-                observed.ended(error, inputs, None, began(request, admitted_s), runs_of(request))
+                observed.ended(error, inputs, None, began(request, admitted_s), *run_of(request))
             if isinstance(error, DeadlineExceeded) and error.timeout_s != timeout_s:
                 raise late(timeout_s) from error
             raise
         runs = request is None  # the batcher counts those of others
         self._recorder.ended("completed", came_s, admitted_s, time.perf_counter(), runs)
         if observed is not None:
-            observed.ended(None, inputs, results, began(request, admitted_s), runs_of(request))
+            observed.ended(None, inputs, results, began(request, admitted_s), *run_of(request))
         return results
 
-    def _begun(self) -> ObservedRequest | None:
-        """Tell observers, if there are any, that a request has come."""
-        observation = self.runnable.observation
-        return None if observation is None else observation.begin(self.runnable.checked)
+    def _begun(
+        self, options: PredictOptions | None
+    ) -> tuple[ObservedRequest | None, PredictOptions | None]:
+        """Tell observers, if there are any, that a request has come; return what runs it gets."""
+        runnable = self.runnable
+        if runnable.observation is None:
+            return None, options
+        observed = runnable.observation.begin(runnable.checked, options.id if options else "")
+        if observed is not None:
+            observed.devices.extend(runnable.devices)
+        if observed is not None and runnable.takes_options:
+            options = PredictOptions(id=observed.id, priority=options.priority if options else 0)
+        return observed, options
 
     def _served(
         self,
@@ -193,6 +214,7 @@ class RequestQueue(Generic[R]):
         request: Request | None,
         deadline_s: float | None,
         cancel: CancelToken | None,
+        priority: int,
     ) -> tuple[list[Tensor], float] | None:
         """Wait for the turn of a request; return the results, and when its run began.
 
@@ -200,20 +222,24 @@ class RequestQueue(Generic[R]):
         """
         limit = 0 if self._is_waiting else self._limit
         if self.runnable.run_s >= _SHORT_RUN_S and not in_main_thread():
-            hand_off = HandOff(run, request)
+            hand_off = HandOff(run, request, priority)
             try:
                 if self.pending.hand_off(hand_off, limit):
                     results = hand_off.results_by(self.semaphore, deadline_s, cancel)
                     return results, hand_off.run_s
             finally:
                 self.pending.forget(hand_off)
-        if self.semaphore.acquire(deadline_s, cancel, request, limit):
+        if self.semaphore.acquire(deadline_s, cancel, request, limit, priority):
             return None
         assert request is not None
         return request.results or [], request.began_s
 
     def _abandonable(
-        self, inputs: Any, timeout_s: float | None, cancel: CancelToken | None
+        self,
+        inputs: Any,
+        timeout_s: float | None,
+        cancel: CancelToken | None,
+        options: PredictOptions | None,
     ) -> list[Tensor]:
         """Run a request that cannot be stopped in another thread, to be left to itself if late."""
         futures: list[RequestFuture] = []
@@ -221,7 +247,16 @@ class RequestQueue(Generic[R]):
         def work() -> list[Tensor]:
             # Without waiting for room, which the caller who waits anyway has no use for.
             when_full: WhenFull = "pass" if self._is_waiting else "raise"
-            futures.append(self.submit(inputs, timeout_s, cancel, when_full))
+            futures.append(
+                self.submit(
+                    inputs,
+                    timeout_s,
+                    cancel,
+                    when_full,
+                    priority=options.priority if options else 0,
+                    request_id=options.id if options else "",
+                )
+            )
             return futures[0].result()
 
         try:
@@ -239,6 +274,9 @@ class RequestQueue(Generic[R]):
         timeout_s: float | None,
         cancel: CancelToken | None,
         when_full: WhenFull | None = None,
+        *,
+        priority: int = 0,
+        request_id: str = "",
     ) -> RequestFuture:
         """Queue a request. Raises QueueFull, ModelStateError, and for arguments but the inputs.
 
@@ -248,11 +286,12 @@ class RequestQueue(Generic[R]):
             timeout_s = _seconds(timeout_s)
         if cancel is not None:
             require("cancel", cancel, CancelToken)
+        options = wanted(priority, request_id) if priority or request_id else None
         make = RequestFuture if self.runnable.batcher is not None else self._futures
-        future = make(self, inputs, timeout_s, cancel, self._begun())
+        future = make(self, inputs, timeout_s, cancel, *self._begun(options))
         try:
             if self.runnable.batcher is not None:
-                future.request = self.runnable.batcher.request(inputs)
+                future.request = self.runnable.batcher.request(inputs, priority)
         except (EngineError, TypeError, ValueError) as error:
             if raised_by_handler(error):
                 raise
@@ -271,11 +310,19 @@ class RequestQueue(Generic[R]):
             raise
 
     async def predict_async(
-        self, inputs: Any, timeout_s: float | None, cancel: CancelToken | None
+        self,
+        inputs: Any,
+        timeout_s: float | None,
+        cancel: CancelToken | None,
+        priority: int = 0,
+        request_id: str = "",
     ) -> list[Tensor]:
         """Await the results of one request. It waits for its turn, never for room in the queue."""
+        when_full: WhenFull = "pass" if self._is_waiting else "raise"
         return await awaited(
-            self.submit(inputs, timeout_s, cancel, "pass" if self._is_waiting else "raise")
+            self.submit(
+                inputs, timeout_s, cancel, when_full, priority=priority, request_id=request_id
+            )
         )
 
     def serve(
@@ -285,14 +332,16 @@ class RequestQueue(Generic[R]):
         timeout_s: float | None,
         deadline_s: float,
         token: CancelToken,
+        options: PredictOptions | None,
+        observed: ObservedRequest | None,
     ) -> list[Tensor]:
         """See Server."""
         if not self.can_stop:
-            return self._run(request, inputs, None, None, None)
+            return self._run(request, inputs, None, None, options, observed)
         if timeout_s is None:
-            return self._run(request, inputs, None, None, token)
+            return self._run(request, inputs, None, token, options, observed)
         try:
-            return self._run(request, inputs, None, deadline_s, token)
+            return self._run(request, inputs, deadline_s, token, options, observed)
         except DeadlineExceeded as error:
             raise late(timeout_s) from error
 
@@ -315,7 +364,7 @@ class RequestQueue(Generic[R]):
         waiters = [_SlotWaiter() for _ in range(self.semaphore.slots)]
         try:
             for waiter in waiters:
-                self.semaphore.enqueue(waiter)
+                self.semaphore.enqueue(waiter, is_barrier=True)
             for waiter in waiters:
                 waiter.has_come.acquire()
             yield
@@ -347,12 +396,13 @@ class RequestQueue(Generic[R]):
         self,
         request: Request | None,
         inputs: Any,
-        outputs: list[Tensor] | None,
         deadline_s: float | None,
         cancel: CancelToken | None,
+        options: PredictOptions | None,
+        observed: ObservedRequest | None,
     ) -> list[Tensor]:
         """Run a request whose thread has a slot, and has still to release it."""
-        results = self.runnable.run(request, inputs, outputs, deadline_s, cancel)
+        results = self.runnable.run(request, inputs, None, deadline_s, cancel, options, observed)
         if request is None:
             self._recorder.ran(1)
         return results

@@ -55,6 +55,8 @@ class Runner(Handle):
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
+        priority: int = 0,
+        request_id: str = "",
     ) -> Future[list[Tensor]]:
         """Queue a request and return the future of its outputs.
 
@@ -62,11 +64,18 @@ class Runner(Handle):
         `result()` then raises Cancelled, which is a concurrent.futures.CancelledError too. The
         inputs must not change until it is done. Done callbacks run in a thread of their own, one
         after the other, and may call the runner, wait for other requests and close it.
+        priority: -100 to 100. Of the requests that wait, the highest is served first, and first
+        come, first served within one; one of a low priority may wait for long. request_id: see
+        Model.predict.
         Raises QueueFull where `when_full` says so; otherwise it waits for room, no longer than
         the request may take.
         """
         # What a signal handler raises in the main thread must not come between the steps of this.
-        return undisturbed(lambda: self._free_queue().submit(inputs, timeout_s, cancel))
+        return undisturbed(
+            lambda: self._free_queue().submit(
+                inputs, timeout_s, cancel, priority=priority, request_id=request_id
+            )
+        )
 
     async def predict_async(
         self,
@@ -74,9 +83,13 @@ class Runner(Handle):
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
+        priority: int = 0,
+        request_id: str = "",
     ) -> list[Tensor]:
         """Await the outputs of one request. A task that is cancelled cancels its request."""
-        return await self._free_queue().predict_async(inputs, timeout_s, cancel)
+        return await self._free_queue().predict_async(
+            inputs, timeout_s, cancel, priority, request_id
+        )
 
     def map(self, requests: Iterable[Inputs]) -> Iterator[list[Tensor]]:
         """Yield the outputs of many requests in their order, with as many at work as pay."""

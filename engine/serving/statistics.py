@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 _PER_OCTAVE = 8  # buckets in a factor of two: a quantile is known within 9 %
 _LEAST_S = 1e-6
@@ -79,12 +80,17 @@ class RunnerStatistics:
 
 
 class Recorder:
-    """Collects what RunnerStatistics shows. Any thread may call any method."""
+    """Collects what RunnerStatistics shows. Any thread may call any method.
+
+    noting: called with the times of the last runs, now and then.
+    """
 
     def __init__(self) -> None:
+        self.noting: Callable[[Array], None] | None = None
         self._lock = threading.RLock()  # reentrant: a signal handler may predict too
         # Not counted yet: one by one that takes 3 us of a request, many at once 0.2.
         self._ended: deque[tuple[str, float, float, float, bool]] = deque()
+        self._at_once: deque[float] = deque()
         self._counts = dict.fromkeys(("completed", "failed", "cancelled", "expired", "refused"), 0)
         self._times = {name: _Histogram() for name in ("queue", "compute", "latency")}
         self._sizes: dict[int, int] = {}
@@ -106,24 +112,47 @@ class Recorder:
         if len(self._ended) >= _AT_ONCE:
             self._count()
 
+    def ran_at_once(self, run_s: float) -> None:
+        """Note a request that was completed by a run of its own without having waited."""
+        self._at_once.append(run_s)
+        if len(self._at_once) >= 4 * _AT_ONCE:
+            self._count()
+
     def _count(self) -> None:
         with self._lock:
-            moments = []
-            runs = 0
-            with suppress(IndexError):  # there is no other way to take all while others append
-                while True:
-                    outcome, *times, is_run = self._ended.popleft()
-                    self._counts[outcome] += 1
-                    runs += is_run
-                    if outcome == "completed":
-                        moments.append(times)
-            if runs:
-                self._sizes[1] = self._sizes.get(1, 0) + runs
-            if moments:
-                came_s, admitted_s, ended_s = np.array(moments).T
-                self._times["queue"].add(np.maximum(0.0, admitted_s - came_s))
-                self._times["compute"].add(ended_s - np.maximum(admitted_s, came_s))
-                self._times["latency"].add(ended_s - came_s)
+            self._count_ended()
+            # Others append meanwhile: so many are there at least, for only this takes them out.
+            runs_s = np.array([self._at_once.popleft() for _ in range(len(self._at_once))])
+            if len(runs_s):
+                self._counts["completed"] += len(runs_s)
+                self._sizes[1] = self._sizes.get(1, 0) + len(runs_s)
+                self._add(np.zeros_like(runs_s), runs_s, runs_s)
+
+    def _add(self, queue_s: Array, compute_s: Array, latency_s: Array) -> None:
+        self._times["queue"].add(queue_s)
+        self._times["compute"].add(compute_s)
+        self._times["latency"].add(latency_s)
+        if self.noting is not None:
+            self.noting(compute_s)
+
+    def _count_ended(self) -> None:
+        moments = []
+        runs = 0
+        for _ in range(len(self._ended)):
+            outcome, *times, is_run = self._ended.popleft()
+            self._counts[outcome] += 1
+            runs += is_run
+            if outcome == "completed":
+                moments.append(times)
+        if runs:
+            self._sizes[1] = self._sizes.get(1, 0) + runs
+        if moments:
+            came_s, admitted_s, ended_s = np.array(moments).T
+            self._add(
+                np.maximum(0.0, admitted_s - came_s),
+                ended_s - np.maximum(admitted_s, came_s),
+                ended_s - came_s,
+            )
 
     def refused(self) -> None:
         """Note a request that was refused at once."""
@@ -164,7 +193,7 @@ class _Histogram:
         self._count = 0
         self._sum_s = self._max_s = 0.0
 
-    def add(self, seconds: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+    def add(self, seconds: Array) -> None:
         octaves = np.log2(np.maximum(seconds, _LEAST_S) / _LEAST_S)
         places, counts = np.unique(np.ceil(_PER_OCTAVE * octaves), return_counts=True)
         for place, count in zip(places.tolist(), counts.tolist()):

@@ -30,9 +30,10 @@ go to sleep and wake twice, on a core that another run has."""
 
 
 class Work(Protocol):
-    """Work for a worker. request: its inputs, if they may share a run."""
+    """Work for a worker. request: its inputs, if they may share a run. priority: in the queue."""
 
     request: Request | None
+    priority: int
 
     def run_admitted(
         self, semaphore: FairSemaphore, waiter: Admission, tell: Tell | None
@@ -52,7 +53,7 @@ class Admission(CallbackWaiter):
     __slots__ = ("once", "queue", "work")
 
     def __init__(self, work: Work, queue: SimpleQueue[Ready | None]) -> None:
-        super().__init__(work.request)
+        super().__init__(work.request, work.priority)
         self.work = work
         self.queue = queue
         self.once = threading.Lock()  # held by the thread that runs it
@@ -143,11 +144,14 @@ class HandOff(Task):
     run_s: the moment of time.perf_counter() when its run began; 0 until then.
     """
 
-    __slots__ = ("_waiter", "request", "run_s")
+    __slots__ = ("_waiter", "priority", "request", "run_s")
 
-    def __init__(self, run: Callable[[], list[Tensor]], request: Request | None) -> None:
+    def __init__(
+        self, run: Callable[[], list[Tensor]], request: Request | None, priority: int
+    ) -> None:
         super().__init__(run)
         self.request = request
+        self.priority = priority
         self.run_s = 0.0
         self._waiter: Admission | None = None
 

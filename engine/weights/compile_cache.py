@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from engine.backends import Backend, warn_once
 from engine.formats.opened import OpenedSource
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import raise_interrupt
 from engine.options import nearest
 from engine.plan.compile import compile_all
 from engine.types import Capability, CompileOptions, GraphInfo, LoadedModel, ModelSource
@@ -201,8 +201,7 @@ class CompileCache:
             )
             return found_or_made(store, self.mode is Mode.ON, work)
         except CacheUnusable as error:
-            if interrupt := raised_by_handler(error):
-                raise interrupt from None
+            raise_interrupt(error)
             warn_once(f"the compile cache is not used: {error}")
             return build(backend, source, options)
 
@@ -218,8 +217,7 @@ class CompileCache:
         try:
             return replace(source, digest=model_digest(self.store().digests, source))
         except (CacheUnusable, OSError) as error:  # which `use` will meet too, and say
-            if interrupt := raised_by_handler(error):
-                raise interrupt from None
+            raise_interrupt(error)
             return source
 
     def has(self, source: ModelSource, key: Mapping[str, str]) -> bool:
@@ -231,8 +229,7 @@ class CompileCache:
         try:
             return self.store().version(_partition_of(source, key)) is not None
         except CacheUnusable as error:
-            if interrupt := raised_by_handler(error):
-                raise interrupt from None
+            raise_interrupt(error)
             return False
 
     def find(
@@ -250,8 +247,7 @@ class CompileCache:
                 entry = store.find(identity)
                 return None if entry is None else read(entry.form)
         except (CacheUnusable, Damaged, ValueError) as error:
-            if interrupt := raised_by_handler(error):
-                raise interrupt from None
+            raise_interrupt(error)
             if isinstance(error, Damaged):
                 import logging  # rare
 
@@ -281,8 +277,7 @@ class CompileCache:
                 finally:
                     store.abandon(identity)
         except (CacheUnusable, OSError) as error:
-            if interrupt := raised_by_handler(error):
-                raise interrupt from None
+            raise_interrupt(error)
             warn_once(f"the compile cache is not written: {error}")
 
 

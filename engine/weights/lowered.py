@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.backends import warn_once
 from engine.errors import ModelError
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import raise_interrupt
 from engine.weights.compile_cache import MIN_BYTES, CompileCache, Mode
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ class LoweredForms:
         except _NotKept as found:
             return found.source
         except CacheUnusable as error:
-            if interrupt := raised_by_handler(error):
-                raise interrupt from None
+            raise_interrupt(error)
             warn_once(f"the compile cache is not used: {error}")
             return lower()
 

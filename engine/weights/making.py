@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from engine.backends import warn_once
 from engine.errors import BackendUnavailable, CompiledFormError, EngineError
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import raise_interrupt, raised_by_handler
 from engine.weights.store import Damaged, Identity, Outdated, Store
 
 T = TypeVar("T")
@@ -62,8 +62,7 @@ def found_or_made(store: Store, may_write: bool, work: Work[T]) -> T:
                 if entry := store.find(identity):
                     return work.read(entry.form)
             except (Damaged, CompiledFormError) as error:
-                if interrupt := raised_by_handler(error):
-                    raise interrupt from None
+                raise_interrupt(error)
                 damaged = store.version(identity)
                 if not isinstance(error, Outdated):
                     import logging  # rare
@@ -109,8 +108,7 @@ def _made(store: Store, work: Work[T]) -> T:
             store.note_formless(work.sketched)
     except OSError as error:  # what was made stays good: it has its files open
         store.abandon(identity)
-        if interrupt := raised_by_handler(error):
-            raise interrupt from None
+        raise_interrupt(error)
         warn_once(f"the compile cache is not written: {error}")
     return made
 

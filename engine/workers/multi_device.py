@@ -189,7 +189,7 @@ class MultiDeviceRunner(Runner):
         if observation is None:
             return self._built(failure, progress, cancel)
 
-        def work(noted: Progress) -> tuple[Ready, ModelDescription]:
+        def work(noted: Progress) -> tuple[Ready, ModelDescription, tuple[()]]:
             ready = self._built(failure, noted, cancel)
             about = ModelDescription(
                 name=Path(path).stem,
@@ -197,8 +197,9 @@ class MultiDeviceRunner(Runner):
                 backends=ready.backends,
                 inputs=ready.inputs,
                 outputs=ready.outputs,
+                devices=self._supervisor.devices,
             )
-            return ready, about
+            return ready, about, ()
 
         built: Ready = observation.built(work, progress)
         self._observation = observation
@@ -221,15 +222,18 @@ class MultiDeviceRunner(Runner):
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
+        priority: int = 0,
+        request_id: str = "",
     ) -> list[Tensor]:
         """Run the model on one request when its turn comes; see Model.predict.
 
         timeout_s: waiting counts. cancel: a token. What does not stop in time is ended with its
-        worker, which is started again.
+        worker, which is started again. priority, request_id: see submit; for the runner's queue
+        and observers, and not for the workers' backends.
         Raises what Model.predict raises, QueueFull where `when_full` says so, RequestRefused for a
         request that ends every worker that runs it, and ModelError where no worker is left.
         """
-        return self._free_queue().predict(inputs, None, timeout_s, cancel)
+        return self._free_queue().predict(inputs, None, timeout_s, cancel, priority, request_id)
 
     def get_inputs(self) -> list[Tensor]:
         """Return new tensors for the inputs; open axes are -1."""

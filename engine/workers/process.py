@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.host import fork
 from engine.host.channel import Caller
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.host.lack import explained
 from engine.host.worker import Ended
 from engine.host.worker import Worker as Process
@@ -113,8 +113,7 @@ class ProcessWorker:
         try:
             self._caller.ask(values, deadline_s, question)
         except ConnectionError as error:
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
             raise self._lost(had_begun=False) from None
         while not (reply := self._caller.reply()):
             if reply is not None or self.has_ended:

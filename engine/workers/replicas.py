@@ -20,7 +20,7 @@ from engine.runtime.values import as_tensors
 from engine.serving.runner import CLOSED
 from engine.tensor import Tensor
 from engine.tensor.values import as_expected, tensors_of
-from engine.types import CancelToken
+from engine.types import CancelToken, Device
 from engine.workers.slicing import Slicing
 from engine.workers.thread_pool import ThreadPool
 from engine.workers.watchdog import GRACE_S, check
@@ -28,6 +28,7 @@ from engine.workers.watchdog import GRACE_S, check
 if TYPE_CHECKING:
     from engine.host.tasks import Task
     from engine.report.observing.observation import Observation
+    from engine.report.observing.request import ObservedRequest
     from engine.types import TensorSpec, Value
     from engine.workers.protocol import Cuts
     from engine.workers.supervisor import Supervisor
@@ -50,6 +51,8 @@ class Replicas:
 
     can_stop = True
     batcher = None  # requests share no runs
+    takes_options = False
+    devices: Sequence[Device] = ()  # each request notes its own
     observation: Observation | None = None
 
     def __init__(
@@ -84,15 +87,17 @@ class Replicas:
         outputs: list[Tensor] | None,
         deadline_s: float | None,
         cancel: CancelToken | None,
+        options: object = None,
+        observed: ObservedRequest | None = None,
     ) -> list[Tensor]:
         """Run one request, in as many parts as there are workers; see Runnable."""
         assert not outputs, "the runner takes none"
         begin_s = time.perf_counter()
         parts = self._parts(inputs)
         if len(parts) == 1:
-            results = self.supervisor.run(parts[0], deadline_s, cancel)
+            results = self.supervisor.run(parts[0], deadline_s, cancel, observed)
         else:
-            results = self._slicing.join(self._results(parts, deadline_s, cancel))
+            results = self._slicing.join(self._results(parts, deadline_s, cancel, observed))
         if self._signature.is_plain:
             tensors = tensors_of(results, self._descriptions)
         else:
@@ -150,6 +155,7 @@ class Replicas:
         parts: Sequence[Sequence[Value]],
         deadline_s: float | None,
         cancel: CancelToken | None,
+        observed: ObservedRequest | None,
     ) -> list[Sequence[Value]]:
         """Run parts at once, the first of them in this thread; return their results in order.
 
@@ -157,9 +163,10 @@ class Replicas:
         nobody asks for their results.
         """
         run = self.supervisor.run
-        tasks = self._pool.start([partial(run, part, deadline_s, cancel) for part in parts[1:]])
+        further = deadline_s, cancel, observed
+        tasks = self._pool.start([partial(run, part, *further) for part in parts[1:]])
         try:
-            results: list[Sequence[Value]] = [run(parts[0], deadline_s, cancel)]
+            results: list[Sequence[Value]] = [run(parts[0], *further)]
             for task in tasks:
                 _wait(task, deadline_s, cancel)
                 results.append(task.result())

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError
@@ -84,6 +85,7 @@ class ServedModel:
             variable,
             cuts,
             description(plan, self._state.require_built().signature, "").backends,
+            (replace(plan.device, id=wanted.device_id), *plan.run_on[1:]),
         )
 
     def _refuse_other_files(self, data_files: Mapping[str, FileVersion]) -> None:

@@ -24,7 +24,8 @@ from engine.workers.weights import Weights
 from engine.workers.worker_slot import SlotLease, WorkerSlot, WorkerState
 
 if TYPE_CHECKING:
-    from engine.types import CancelToken, Progress, Value
+    from engine.report.observing.request import ObservedRequest
+    from engine.types import CancelToken, Device, Progress, Value
     from engine.workers.protocol import Assignment, Ready, Start, Worker
 
 _LOOK_S = 0.05
@@ -96,6 +97,11 @@ class Supervisor:
                 )
         return ready
 
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices of all workers, in their order."""
+        return tuple(dict.fromkeys(device for slot in self.slots for device in slot.devices))
+
     def _has_built_other_than(self, count: int) -> bool:
         return self._built() != count
 
@@ -113,9 +119,13 @@ class Supervisor:
     # ---------------------------------------------------------------------------------- running
 
     def run(
-        self, values: Sequence[Value], deadline_s: float | None, cancel: CancelToken | None
+        self,
+        values: Sequence[Value],
+        deadline_s: float | None,
+        cancel: CancelToken | None,
+        observed: ObservedRequest | None = None,
     ) -> list[Value]:
-        """Run the model on a worker, in its turn.
+        """Run the model on a worker, in its turn. observed: the request, which notes its devices.
 
         Raises what the model raises, DeadlineExceeded, Cancelled; RequestRefused where it ends
         every worker that runs it, ModelError where no worker is left, ModelStateError where it is
@@ -129,7 +139,10 @@ class Supervisor:
             while True:
                 slot = self._take(lease, len(lost) == MOST_LOST - 1, deadline_s, cancel)
                 try:
-                    return slot.run(values, deadline_s, cancel, self.hang_s)
+                    results = slot.run(values, deadline_s, cancel, self.hang_s)
+                    if observed is not None:
+                        observed.devices.extend(slot.devices)
+                    return results
                 except Lost as error:
                     if error.had_begun:
                         lost.append(f"{slot} {error}")

@@ -28,7 +28,7 @@ from engine.workers.weights import catch_up
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.types import CancelToken, Progress, Value
+    from engine.types import CancelToken, Device, Progress, Value
     from engine.workers.protocol import Assignment, Ready, Start, Worker
     from engine.workers.weights import Weights
 
@@ -108,6 +108,14 @@ class WorkerSlot:
         """The number of the worker's process, 0 where there is none."""
         worker = self.worker
         return 0 if worker is None else worker.pid
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        """The devices that its worker has said it runs on, the target's first.
+
+        On the host one is a group of CPUs: it has the number that the user gave.
+        """
+        return () if self.ready is None else self.ready.devices
 
     @property
     def shown_state(self) -> str:

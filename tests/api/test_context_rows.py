@@ -92,7 +92,7 @@ ROWS = [
             *((nothing, ["cpu"]) for nothing in ([], None, "", (), 0, False, {})),
         ),
         (
-            *not_a("list", "target", "cpu", ("cpu",), 1, {"cpu"}),
+            *not_a("list", "target", "cpu", ("cpu",), 1, {"cpu"}, np.array(["cpu"])),
             ([1], TypeError, "target element must be str, but got <class 'int'> at index 0."),
             (["cpu", None], TypeError, "target element must be str, but got <class 'NoneType'> at"),
             (["TPU"], ValueError, f"{NO_TARGET} tpu."),
@@ -101,7 +101,12 @@ ROWS = [
         ),
     ),
     Row("", "extensions", {}, (({}, {}), ({"trace": {"port": 9}}, {"trace": {"port": "9"}})),
-        not_a("dict", "extensions", None, ["trace"], "trace")),
+        (
+            *not_a("dict", "extensions", None, ["trace"], "trace"),
+            ({"trace": "port=1"}, TypeError, "options of trace must be dict"),
+            ({1: {}}, TypeError, "extensions' name must be str"),
+            ({"trace": {1: "a"}}, TypeError, "trace's option must be str"),
+        )),
     Row("", "group_info_file", "", same("groups.pb", ""),
         not_a("str", "group_info_file", 1, None, Path("groups.pb"))),
     Row("cpu", "precision_mode", "enforce_fp32", same(*FP16),

@@ -289,21 +289,6 @@ def test_an_array_as_fromfile_gives_it_takes_the_shape_of_the_input(affine):
         affine.predict([X.T])  # as many bytes, but not in that order
 
 
-@pytest.mark.parametrize(
-    ("outputs", "kind", "text"),
-    [
-        ((Tensor(),), TypeError, "outputs must be list, but got <class 'tuple'>"),
-        ([X], TypeError, "outputs element must be Tensor, but got <class 'numpy.ndarray'> at inde"),
-        ([Tensor(X), Tensor(X)], RuntimeError, "expected 1 outputs ('y'), got 2"),
-        ([Tensor(np.zeros((3, 3), "f"))], RuntimeError, "output 'y': expected a buffer of"),
-    ],
-)
-def test_wrong_outputs_have_the_documented_texts(affine, outputs, kind, text):
-    with pytest.raises(kind) as caught:
-        affine.predict([X], outputs)
-    assert str(caught.value).startswith(text)
-
-
 def test_a_model_that_fails_while_it_runs_says_predict_failed(tmp_path, null_backend):
     with engine.load(models.pairs(tmp_path), target=null_backend) as model:
         with pytest.raises(RuntimeError, match=r"^predict failed! "):

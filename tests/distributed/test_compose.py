@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from threads import run_ranks, soon
 
-from engine.distributed.compose import Collectives, complete, parts
-from engine.distributed.host import host_collectives
+from engine.distributed.compose import Collectives, complete, host_collectives, parts
 from engine.types import Device, DeviceBuffer, DType, ReduceOp
 
 Array = np.ndarray[Any, Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -293,6 +294,50 @@ def test_many_threads_at_a_semaphore_leave_it_as_it_was() -> None:
     in_threads(8, work)
     assert max(most) <= 3
     assert is_unused(semaphore)
+
+
+def test_no_more_enter_than_there_are_slots_and_who_waits_is_always_admitted() -> None:
+    semaphore, inside, most = FairSemaphore(2), [], []
+    semaphore.extra = 1
+    counts = {"entered": 0, "acquired": 0}
+
+    def work(index: int) -> None:
+        thread = threading.get_ident()
+        for _ in range(1000):
+            entered = semaphore.enter(thread)
+            if not entered:
+                semaphore.acquire(time.monotonic() + 60)  # an error where nobody admits it
+            counts["entered" if entered else "acquired"] += 1
+            assert not semaphore.enter(thread), "a predict in the middle of another"
+            with pytest.raises(engine.ModelStateError, match="in the middle of a predict"):
+                semaphore.acquire()
+            inside.append(index)
+            most.append(len(inside))
+            time.sleep(0)
+            inside.remove(index)
+            semaphore.leave(thread) if entered else semaphore.release()
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(2e-6)
+    try:
+        in_threads(8, work)
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert max(most) == 3, "two slots and an extra one"
+    assert all(counts.values()), counts
+    assert is_unused(semaphore)
+
+
+def test_the_main_thread_does_not_enter_and_nobody_does_before_who_waits() -> None:
+    semaphore = FairSemaphore(1)
+    assert not semaphore.enter(threading.get_ident()), "a signal handler may raise in it"
+    assert semaphore.enter(7)
+    with ThreadPoolExecutor(1) as threads:
+        waiter = threads.submit(semaphore.acquire, time.monotonic() + 60)
+        wait_until(lambda: semaphore.waiting == 1)
+        assert not semaphore.enter(8)
+        semaphore.leave(7)
+        assert waiter.result(60)
 
 
 def is_unused(semaphore: FairSemaphore) -> bool:

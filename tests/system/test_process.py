@@ -32,7 +32,7 @@ OWN = {
     "engine.formats.onnx.folding", "engine.formats.onnx.growth", "engine.formats.onnx.order",
     "engine.formats.onnx.small_values", "engine.formats.onnx.sparse",
     "engine.formats.onnx.writer", "engine.host.deadlines", "engine.plan.mixed.fallback",
-    "engine.host.fair_semaphore", "engine.plan.state", "engine.plan.transfer", "engine.reference",
+    "engine.host.fair_semaphore", "engine.plan.held", "engine.plan.transfer", "engine.reference",
     "engine.tensor.dlpack", "engine.tensor.placing", "engine.runtime.resizing",
     "engine.runtime.values", "engine.runtime.wrapping", "engine_testing", "engine.weights.lowered",
     "engine_cpu.bound",

@@ -121,7 +121,7 @@ def hammer(
 @pytest.mark.parametrize("mode", ["auto", "swap", "rebuild"])
 @pytest.mark.parametrize(("target", "config"), TARGETS)
 def test_no_predict_is_of_two_updates(path, target, config, mode) -> None:
-    updates, predicts = (12, 300) if mode == "rebuild" else (150, 300)
+    updates, predicts = (6, 120) if mode == "rebuild" else (60, 120)
     hammer(path, target, config, mode, updates, predicts, resize=True)
 
 

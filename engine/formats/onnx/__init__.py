@@ -18,6 +18,6 @@ graphs.py     with the onnx package: utilities; infer.py: types; repair.py: irre
               safe_inference.py: shape inference that a hostile model cannot crash
 """
 
-from engine.formats.onnx.model import OnnxModel, read_model
+from engine.formats.onnx.model import OnnxModel, read_model, read_part
 
-__all__ = ["OnnxModel", "read_model"]
+__all__ = ["OnnxModel", "read_model", "read_part"]

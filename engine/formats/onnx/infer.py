@@ -15,7 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 from engine.formats.collectives import WITH_SHAPE, is_collective
 from engine.formats.onnx.graphs import is_small
 from engine.formats.onnx.safe_inference import infer_shapes
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.types import Dim
 
 _NOTHING: Mapping[str, TypeProto] = {}
@@ -104,8 +104,7 @@ def _inferred(
     try:
         result = infer_shapes(light, data_prop=data_prop)
     except Exception as error:  # onnx's own: it knows nothing more; the runtimes will say why
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         return {}
     return {
         info.name: info.type

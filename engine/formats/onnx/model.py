@@ -84,6 +84,14 @@ def read_model(
         ) from None
 
 
+def read_part(
+    data: bytes, folder: Path | None, name: str, held: Mapping[str, Sized] = _NOTHING
+) -> OnnxModel:
+    """Read a model in memory as `read_model` does. folder: where its external data lies."""
+    beside = None if folder is None else folder / "part"  # a name; nothing is read there
+    return read_model(memoryview(data), beside, name, held)
+
+
 @contextmanager
 def _without_collector() -> Iterator[None]:
     """Stop the garbage collector meanwhile, for all threads.

@@ -17,7 +17,7 @@ from engine.formats.onnx import limits, schema
 from engine.formats.onnx.reading import Invalid, ReadingBudget, text
 from engine.formats.onnx.scope import title
 from engine.formats.protobuf import BYTES, fields, signed, varints
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.types import Attribute, NodeInfo
 
 _INPUT, _OUTPUT, _NAME = schema.NODE_INPUT, schema.NODE_OUTPUT, schema.NODE_NAME
@@ -153,8 +153,7 @@ class NodeReader:
                     return None
                 tag = encoded[position]
         except (IndexError, ValueError) as error:  # damaged: the other way says where and how
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
             return None
         if position != len(encoded) - 1 or not op_type:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from heapq import heappop, heappush
 
 from engine.formats.onnx.scope import title
@@ -40,14 +40,26 @@ def running_order(nodes: Sequence[NodeInfo], name: str) -> list[int] | None:
     producers = {output: node.index for node in nodes for output in node.outputs if output}
     if name not in producers:
         return None
+    order = in_order(
+        {
+            node.index: {producers[name] for name in node.inputs if name in producers}
+            for node in nodes
+        }
+    )
+    return order if len(order) == len(nodes) else None
+
+
+def in_order(before: Mapping[int, Collection[int]]) -> list[int]:
+    """Order numbers so that each comes after those before it, the lowest first where several may.
+
+    Those that wait for each other are left out.
+    """
     followers: dict[int, list[int]] = defaultdict(list)
-    waits: dict[int, int] = {}
-    for node in nodes:
-        before = {producers[name] for name in node.inputs if name in producers}
-        waits[node.index] = len(before)
-        for producer in before:
-            followers[producer].append(node.index)
-    ready = [index for index, count in waits.items() if not count]
+    for index, others in before.items():
+        for other in others:
+            followers[other].append(index)
+    waits = {index: len(others) for index, others in before.items()}
+    ready = sorted(index for index, count in waits.items() if not count)
     order = []
     while ready:
         order.append(heappop(ready))
@@ -55,7 +67,7 @@ def running_order(nodes: Sequence[NodeInfo], name: str) -> list[int] | None:
             waits[follower] -= 1
             if not waits[follower]:
                 heappush(ready, follower)
-    return order if len(order) == len(nodes) else None
+    return order
 
 
 def _find_cycle(start: NodeInfo, producers: dict[str, NodeInfo]) -> list[str]:

@@ -6,14 +6,13 @@ same regular model: some take such files as they are, some do not.
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict
 from collections.abc import MutableSequence
 
 from onnx import GraphProto, ModelProto, NodeProto
 
 from engine.formats.onnx.graphs import reads, subgraphs
 from engine.formats.onnx.infer import is_known, types_of
+from engine.formats.onnx.order import in_order
 
 
 def repaired(view: memoryview) -> bytes:
@@ -50,22 +49,12 @@ def _repair(graph: GraphProto) -> None:
 def _sort(nodes: MutableSequence[NodeProto]) -> None:
     """Put nodes behind those whose outputs they read, else in the order in which they were."""
     producers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    followers: dict[int, list[int]] = defaultdict(list)
-    waits = []
-    for index, node in enumerate(nodes):
-        before = {producers[name] for name in reads(node) if name in producers}
-        waits.append(len(before))
-        for producer in before:
-            followers[producer].append(index)
-    ready = [index for index, count in enumerate(waits) if not count]
-    order = []
-    while ready:
-        index = heapq.heappop(ready)
-        order.append(index)
-        for follower in followers[index]:
-            waits[follower] -= 1
-            if not waits[follower]:
-                heapq.heappush(ready, follower)
+    order = in_order(
+        {
+            index: {producers[name] for name in reads(node) if name in producers}
+            for index, node in enumerate(nodes)
+        }
+    )
     if order != sorted(order):
         moved = [NodeProto.FromString(nodes[index].SerializeToString()) for index in order]
         del nodes[:]

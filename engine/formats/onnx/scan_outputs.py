@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.wings import wing
 
 _MOST = 64  # elements of a weight that says axes or sizes
@@ -54,8 +54,7 @@ def with_open_scans(data: bytes, weights: Mapping[str, np.ndarray[Any, Any]]) ->
     try:
         known = infer_shapes(known)
     except Exception as error:  # its exceptions share no base; the runtime is to judge the model
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         return data
     for body, inferred in zip(_scans(model.graph), _scans(known.graph), strict=True):
         for output, other in zip(body.output, inferred.output, strict=True):

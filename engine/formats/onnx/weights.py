@@ -15,7 +15,7 @@ import numpy as np
 from engine.errors import ModelError
 from engine.formats.files import open_file
 from engine.formats.onnx import limits, schema, writer
-from engine.formats.onnx.model import read_model
+from engine.formats.onnx.model import read_part
 from engine.formats.onnx.rewrite import StoredTensor, changed, stored_tensor
 from engine.formats.onnx.scan_outputs import with_open_scans
 from engine.formats.onnx.value import read_name_and_type
@@ -81,8 +81,7 @@ def with_variables(
         for name, declared in names.items()
     ]
     data = with_open_scans(data, {slot.name: slot.initial for slot in slots})
-    beside = source.folder / "part" if source.folder is not None else None  # just a name
-    model = read_model(memoryview(data), beside, source.name, files)
+    model = read_part(data, source.folder, source.name, files)
     versions = dict(model.versions)
     for path, version in source.versions.items():
         versions.setdefault(path, version)
@@ -128,8 +127,7 @@ def with_constants(source: OpenedSource, values: Mapping[str, Array]) -> OpenedS
         return parts
 
     data = writer.joined(changed(memoryview(content), {schema.MODEL_GRAPH: whole_graph}, budget))
-    beside = source.folder / "part" if source.folder is not None else None  # just a name
-    model = read_model(memoryview(data), beside, source.name, files)
+    model = read_part(data, source.folder, source.name, files)
     return replace(
         source,
         data=model.repaired or data,

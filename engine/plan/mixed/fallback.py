@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from engine.backends.attribution import attribute_errors_to
 from engine.errors import BackendError, ModelError
 from engine.formats.opened import digest_of
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.plan.compile import NOWHERE, compile_whole, load
 from engine.plan.contexts import ContextPool, close
 from engine.plan.mixed.grouping import Grouping
@@ -189,8 +189,7 @@ class _Reader:
         try:
             loaded, unsupported = load(candidate.backend, source, options)
         except ModelError as error:
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
             if segment.level < 1 or not partitioning.reaches(segment.level + 1):
                 raise of_a_part(error, segment, candidate) from error
             own = [i for i, index in enumerate(segment.nodes) if index not in partitioning.copied]

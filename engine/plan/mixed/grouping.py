@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from engine.backends.attribution import attribute_errors_to
 from engine.errors import BackendError, ModelError
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.plan.compile import load
 from engine.plan.contexts import close
 from engine.plan.mixed.partitioning import Partitioning
@@ -84,8 +84,7 @@ class Grouping:
         try:
             return nodes.isdisjoint(self._ask(level).refused)
         except (BackendError, ModelError) as error:  # it cannot read the whole model
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
             return False
 
     def _ask(self, level: int) -> _Asked:

@@ -91,7 +91,7 @@ def compile_segments(partitioning: Partitioning, parts: Sequence[Part]) -> Segme
         source = partitioning.source
         held = (*state_of(source), *variables_of(source))
         executable = SegmentedExecutable(
-            compiled,
+            tuple(compiled),
             inputs=tuple(_bounded(spec, number, compiled) for number, spec in graph_inputs),
             outputs=graph.outputs,
             results=tuple(numbers[spec.name] for spec in graph.outputs),

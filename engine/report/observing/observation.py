@@ -7,11 +7,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
+from engine.errors import BackendUnavailable
 from engine.report.observing.observers import Observer, observers
 from engine.report.observing.request import Checked, ObservedRequest, error_of, status_of
 from engine.report.observing.thread import ObservedThread
@@ -19,17 +22,22 @@ from engine.runtime.extensions import description, unseen
 from engine.types import (
     BuildEvent,
     CloseEvent,
+    Device,
+    DeviceMemory,
     ModelDescription,
     Span,
     UpdateEvent,
 )
 
 if TYPE_CHECKING:
+    from engine.backends import Backend
     from engine.model.recipe import Built, Recipe
     from engine.runtime.thread_state import ThreadState
     from engine.types import CancelToken, Progress
 
 T = TypeVar("T")
+
+Parts: TypeAlias = "Sequence[tuple[Backend, Device]]"
 
 _numbers = count(1)
 
@@ -68,24 +76,30 @@ class Observation:
     def build(self, recipe: Recipe, progress: Progress | None, cancel: CancelToken | None) -> Built:
         """Build a model by its recipe, and tell of it."""
 
-        def work(progress: Progress) -> tuple[Built, ModelDescription]:
+        def work(progress: Progress) -> tuple[Built, ModelDescription, Parts]:
             built = recipe.build(progress, cancel)
-            return built, description(built.plan, built.signature, recipe.path)
+            plan = built.plan
+            return built, description(plan, built.signature, recipe.path), plan.parts
 
         return self.built(work, progress)
 
     def built(
-        self, work: Callable[[Progress], tuple[T, ModelDescription]], progress: Progress | None
+        self,
+        work: Callable[[Progress], tuple[T, ModelDescription, Parts]],
+        progress: Progress | None,
     ) -> T:
         """Build what `work` builds, and tell of it.
 
-        work: takes what notes the phases; returns what it has built, and its description.
+        work: takes what notes the phases; returns what it has built, its description, and the
+        backends of this process with their devices.
         """
         phases = _Phases(progress)
         begin_s = time.monotonic()
         failed: BaseException | None = None
+        memory = None
         try:
-            built, model = work(phases)
+            built, model, parts = work(phases)
+            memory = partial(device_memory, parts) if parts else None
             self._model = replace(model, id=self._model.id)
         except BaseException as error:
             failed = error
@@ -96,6 +110,7 @@ class Observation:
                 BuildEvent(
                     model=self._model,
                     spans=phases.spans(),
+                    device_memory=memory,
                     **_ended(begin_s, failed),
                 ),
             )
@@ -103,15 +118,15 @@ class Observation:
 
     # ---------------------------------------------------------------------------------- running
 
-    def begin(self, checked: Checked) -> ObservedRequest | None:
-        """Return a request that has just come. checked: see Checked.
+    def begin(self, checked: Checked, request_id: str = "") -> ObservedRequest | None:
+        """Return a request that has just come. checked: see Checked. request_id: the user's own.
 
         None where no observer sees requests, for one that an observer makes while it is told
         something, and for one that finds the model closed: nobody is told of these.
         """
         if not self._of_requests or unseen.telling:
             return None
-        request = ObservedRequest(self._of_requests, self._model, checked, self._ended)
+        request = ObservedRequest(self._of_requests, self._model, checked, self._ended, request_id)
         with self._lock:
             if self._has_told_close:
                 return None
@@ -126,7 +141,10 @@ class Observation:
     def thread(self, own: ThreadState) -> ThreadState:
         """Return a thread's state for one predict of a model by itself."""
         request = self.begin(own.take)
-        return own if request is None else cast("ThreadState", ObservedThread(own, request))
+        if request is None:
+            return own
+        request.devices.extend(own.plan.run_on)
+        return cast("ThreadState", ObservedThread(own, request))
 
     def _ended(self, request: ObservedRequest) -> None:
         with self._lock:
@@ -165,6 +183,16 @@ class Observation:
     def _tell(self, method: str, event: object) -> None:
         for observer in self._watching:
             observer.tell(method, event)
+
+
+def device_memory(parts: Parts) -> dict[Device, DeviceMemory]:
+    """See BuildEvent.device_memory."""
+    found = {}
+    for backend, device in dict.fromkeys(parts):
+        with suppress(BackendUnavailable):  # the device is gone, or its backend is at fault
+            if (memory := backend.memory(device)) is not None:
+                found[device] = memory
+    return found
 
 
 def _ended(begin_s: float, error: BaseException | None) -> dict[str, Any]:

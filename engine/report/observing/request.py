@@ -14,7 +14,7 @@ from engine.host.interrupts import raised_by_handler
 from engine.report.observing.observers import Observer
 from engine.tensor.memory import to_host
 from engine.tensor.values import arrays_in
-from engine.types import DeviceBuffer, ModelDescription, RequestEvent, Status
+from engine.types import Device, DeviceBuffer, ModelDescription, RequestEvent, Status
 
 Checked = Callable[[Any], "list[Any]"]
 """Returns a caller's inputs in the model's order; raises where they do not fit."""
@@ -49,7 +49,8 @@ class ObservedRequest:
     """One request. `begin` comes first; any thread may tell how it ended, and the first does.
 
     checked: see Checked; asked for only where an observer wants values. after: called with the
-    request once all observers were told of its end.
+    request once all observers were told of its end. id: "" for one that is made up. devices: those
+    that have a part in it, noted until it ends.
     """
 
     __slots__ = (
@@ -63,6 +64,8 @@ class ObservedRequest:
         "_model",
         "_untold",
         "_watching",
+        "devices",
+        "id",
     )
 
     def __init__(
@@ -71,6 +74,7 @@ class ObservedRequest:
         model: ModelDescription,
         checked: Checked,
         after: Callable[[ObservedRequest], None],
+        request_id: str = "",
     ) -> None:
         self._watching = watching
         self._model = model
@@ -80,6 +84,8 @@ class ObservedRequest:
         self._begin_s, self._came_s = time.monotonic(), time.perf_counter()
         self._begun: dict[Observer, object] = {}
         self._untold = watching
+        self.id = request_id or f"{os.getpid()}-{next(_numbers)}"
+        self.devices: list[Device] = []
 
     def begin(self) -> None:
         """Tell the observers that it has come."""
@@ -93,15 +99,17 @@ class ObservedRequest:
         results: Any = None,
         admitted_s: float = 0.0,
         batch_size: int = 1,
+        run_id: str = "",
     ) -> None:
         """Tell the observers.
 
         error: None where there are results. inputs: as the caller gave them. admitted_s: when its
-        run began, a moment of time.perf_counter(); 0 where it never ran. batch_size: of that run.
+        run began, a moment of time.perf_counter(); 0 where it never ran. batch_size, run_id: of
+        that run; "" for its own.
         """
         if not self._ending.acquire(blocking=False):
             return
-        arguments = error, inputs, results, admitted_s, batch_size
+        arguments = error, inputs, results, admitted_s, batch_size, run_id
         try:
             self._tell(*arguments)
         except BaseException:  # a signal handler's: those who are left are told all the same
@@ -117,18 +125,21 @@ class ObservedRequest:
         results: Any,
         admitted_s: float,
         batch_size: int,
+        run_id: str,
     ) -> None:
         ended_s = time.perf_counter()
         ran = admitted_s > 0
         run_s = max(admitted_s, self._came_s) if ran else ended_s
         about: dict[str, Any] = {
             "model": self._model,
-            "id": f"{os.getpid()}-{next(_numbers)}",
+            "id": self.id,
             "status": status_of(error),
             "begin_s": self._begin_s,
             "queue_s": run_s - self._came_s,
             "compute_s": max(0.0, ended_s - run_s),
             "batch_size": batch_size if ran else 0,
+            "devices": tuple(dict.fromkeys(self.devices)) if ran else (),
+            "run_id": (run_id or self.id) if ran else "",
             **error_of(error),
         }
         given = taken = None

@@ -45,11 +45,15 @@ class ObservedThread:
 
     def run(self, *arguments: Any) -> Any:
         """See engine_predict."""
-        return self._timed(self._own.run, *arguments)
+        own, request = self._own, self._request
+        run = own.asked(None, 0, request.id) if own.plan.takes_options else own.run
+        return self._timed(run, *arguments)
 
-    def cancellable(self, cancel: Any) -> _Cancellable:
+    def asked(self, cancel: Any, priority: int = 0, request_id: str = "") -> _Asked:
         """See ThreadState."""
-        return _Cancellable(self._own.cancellable(cancel), self._timed)
+        run = self._own.asked(cancel, priority, request_id or self._request.id)
+        self._request.id = request_id or self._request.id
+        return _Asked(run, self._timed)
 
     def _timed(self, run: Callable[..., Any], *arguments: Any) -> Any:
         self._run_s = time.perf_counter()
@@ -75,18 +79,20 @@ class ObservedThread:
         self._request.ended(None, self._inputs, tensors, self._run_s)
         return tensors
 
-    def again(self, *arguments: Any) -> list[Any]:
+    def again(self, *arguments: Any, **further: Any) -> list[Any]:
         """See ThreadState: it is one request."""
         try:
-            tensors = as_served(lambda: self._own.again(*arguments))
+            tensors = as_served(lambda: self._own.again(*arguments, **further))
         except BaseException as error:
             self._request.ended(error, self._inputs, None, self._run_s)
             raise
         self._request.ended(None, self._inputs, tensors, self._run_s or time.perf_counter())
         return tensors
 
-    def refuse(self, error: BaseException) -> None:
+    def refuse(self, error: BaseException, request_id: str = "") -> None:
         """See ThreadState."""
+        if isinstance(request_id, str) and request_id:
+            self._request.id = request_id
         self._own.refuse(error)
         self._request.ended(error, self._inputs)
 
@@ -99,8 +105,8 @@ class ObservedThread:
             raise
 
 
-class _Cancellable:
-    """The result of `ThreadState.cancellable`, timed."""
+class _Asked:
+    """The result of `ThreadState.asked`, timed."""
 
     def __init__(self, own: Any, timed: Callable[..., Any]) -> None:
         self._own = own

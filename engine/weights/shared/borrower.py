@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 
 from engine.backends import Backend
 from engine.errors import CompiledFormError, SharingError
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import raise_interrupt
 from engine.plan.compile import compile_all
 from engine.plan.plan import Compiled
 from engine.types import (
@@ -58,8 +58,7 @@ class Borrower(Uncut):
                 on_failure.callback(self._folder.close)
                 self._vendors = self._link(descriptors)
             except (CacheUnusable, OSError) as error:
-                if interrupt := raised_by_handler(error):
-                    raise interrupt from None
+                raise_interrupt(error)
                 raise SharingError(
                     f"{HANDLE} {handle}: what the master lends cannot be named in "
                     f"{self._lent.folder!r}: {error}; master and slaves need the same compile "
@@ -124,8 +123,7 @@ class Borrower(Uncut):
         try:
             compiled = compile_all(backend, source, options, loaded)
         except CompiledFormError as error:  # a copy of its own is not what was asked for
-            if interrupt := raised_by_handler(error):
-                raise interrupt from None
+            raise_interrupt(error)
             raise SharingError(
                 f"{source.name}: the compiled form that the master lends cannot be used: {error}; "
                 f"build the model without {HANDLE}"

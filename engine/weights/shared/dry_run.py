@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.errors import ModelError, one_line
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.plan.open_sizes import described, first_that_runs, fitting_shapes
 from engine.types import DType, TensorSpec, ValueKind
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from engine.plan.options import BuildContext
+    from engine.context import Context
     from engine.plan.plan import Plan
 
 _ROLLUP = "/proc/self/smaps_rollup"
 
 
-def workspace_bytes(path: str, context: BuildContext) -> int:
+def workspace_bytes(path: str, context: Context) -> int:
     """Return what a model takes beyond its weights when it runs on zeros; open axes are small.
 
     As its backend reports it, else what its process grows by. 0 where neither tells, or where it
@@ -47,7 +47,7 @@ def workspace_bytes(path: str, context: BuildContext) -> int:
     return int(needed)
 
 
-def serve(request: tuple[str, BuildContext], connection: Connection) -> int:
+def serve(request: tuple[str, Context], connection: Connection) -> int:
     """Measure one model, for `workspace_bytes`: send the size and a problem, or an error."""
     from engine.formats import ModelFile
     from engine.plan.build import build_plan
@@ -82,8 +82,7 @@ def _measured(plan: Plan) -> tuple[int, str]:
             fitting_shapes(specs), run, partial(described, specs), "", misfits=(Exception,)
         )
     except Exception as error:
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         return 0, f"on zeros it fails: {one_line(error)}"
     told = sum(report.workspace_bytes for _, _, report in plan.memory())
     return told or max(0, _anonymous_bytes() - before), ""

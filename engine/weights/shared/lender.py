@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from engine.backends import Backend, warn_once
 from engine.backends.attribution import attribute_errors_to
 from engine.errors import SharingError
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.plan.compile import compile_all
 from engine.plan.contexts import close
 from engine.plan.plan import Compiled
@@ -229,8 +229,7 @@ class Lender(Uncut):
         try:
             broker = Broker(self._listed, lent.to_bytes(), files)
         except OSError as error:
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
             raise SharingError(f"{title}: its weights cannot be lent: {error}") from error
         held = self._held.pop_all()
         held.callback(broker.close)  # the first to go
@@ -271,8 +270,7 @@ def _link(form: Path, folder: Path) -> None:
                     raise
                 shutil.copyfile(form / name, path)  # from the disk of a read-only cache
     except OSError as error:
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         raise SharingError(
             f"{PIDS}: {str(form)!r} cannot be lent: {error.strerror}; the compile cache must lie "
             "on a file system with hard links: set ENGINE_CACHE_DIR"

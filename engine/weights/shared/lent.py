@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import SharingError
 from engine.formats.opened import OpenedSource
-from engine.plan.plan import KeepsNoPartition
+from engine.plan.plan import CompiledForms
 from engine.types import Capability, CompileOptions, ModelSource
 from engine.weights.identity import identify, key_of, model_digest
 from engine.weights.location import CacheUnusable
@@ -99,7 +99,7 @@ class Lent:
         )
 
 
-class Uncut(KeepsNoPartition):
+class Uncut(CompiledForms):
     """Keep no partitions of what is lent or borrowed: they are cut anew. See `CompiledForms`.
 
     digests: where those of models' files are remembered.

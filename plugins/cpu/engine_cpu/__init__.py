@@ -48,6 +48,7 @@ from engine.types import (
     DeviceMemory,
     Devices,
     ModelSource,
+    PredictOptions,
     Values,
 )
 from engine_cpu.options import OPTIONS
@@ -148,8 +149,14 @@ def engine_compiled_key(options: CompileOptions) -> Mapping[str, str]:
 
 @hookimpl
 def engine_predict(
-    context: CpuContext, inputs: Values, outputs: Values | None, deadline_s: float | None
+    context: CpuContext,
+    inputs: Values,
+    outputs: Values | None,
+    deadline_s: float | None,
+    options: PredictOptions | None = None,
 ) -> Values:
+    if options is not None and options.id:
+        return context.run_named(options.id, inputs, outputs, deadline_s)
     return context.run(inputs, outputs, deadline_s)
 
 

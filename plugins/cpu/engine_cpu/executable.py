@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelError
-from engine.host.interrupts import raised_by_handler, undisturbed
+from engine.host.interrupts import pass_interrupt, undisturbed
 from engine.types import (
     CompileOptions,
     MemoryReport,
@@ -210,8 +210,7 @@ class Observed:
         try:
             status = os.stat(self._model)
         except OSError as error:
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
             return ()
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 

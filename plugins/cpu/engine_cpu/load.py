@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from engine.errors import BackendUnavailable, CompiledFormError, ModelError
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.types import CompileOptions, GraphInfo, ModelSource, ValueKind
 from engine_cpu.layout import PLAIN
 from engine_cpu.options import (
@@ -228,8 +228,7 @@ def _prepared(
     except ModelError:
         raise
     except Exception as error:  # onnx's and protobuf's have no common base
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         if is_out_of_memory(error):
             raise ModelError(f"{source.name}: {OUT_OF_MEMORY}", source.name) from error
         if refusal is not None:

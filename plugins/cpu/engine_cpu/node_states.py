@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from engine.host.folder import temporary_folder
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.model_bytes import Budget, fields, schema
 from engine.types import GraphInfo, NodeInfo, NodeState
 from engine_cpu.suspicion import NESTS
@@ -101,8 +101,7 @@ def observed(write: Callable[[str, str], None], is_secret: bool) -> OptimisedGra
             write(str(folder / "graph"), "weights")
             return read_optimised(folder / "graph")
     except Exception as error:  # ONNX Runtime's own; it is only a diagnosis that fails
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         return None
 
 

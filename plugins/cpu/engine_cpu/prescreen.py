@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.errors import ModelError
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt, raised_by_handler
 from engine.model_bytes import Budget, fields, schema
 from engine.types import GraphInfo, ModelSource, NodeInfo
 from engine_cpu import node_rules, trees
@@ -102,8 +102,7 @@ def _check_trees(node: NodeInfo, body: Body, name: str) -> None:
     try:
         trees.check(node, body.parts[node.index])
     except ValueError as error:
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         raise ModelError(f"{name}: {node_rules.titled(node, str(error))}", name) from None
 
 
@@ -120,8 +119,7 @@ def _hides_values(node: NodeInfo, body: Body, name: str) -> bool:
         values = {key: tuple(lists.integers(key).tolist()) for key in numbers}
         values[strings] = ("",) * lists.texts(strings)
     except ValueError as error:  # they are written in no plain way
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         return True
     for text in node_rules.breaches([replace(node, attributes={**node.attributes, **values})]):
         raise ModelError(f"{name}: {text}", name)

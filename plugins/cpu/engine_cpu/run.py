@@ -50,6 +50,7 @@ class CpuContext:
         self._last_shapes: list[tuple[int, ...]] | None = None
         self._options = ort.RunOptions()
         self._cancelled = False
+        self._name = ""  # of the request that runs, where it has one
         self._deadline: Deadline | None = None  # of the latest run that has one
 
     def run(self, inputs: Any, outputs: Any, deadline_s: float | None) -> Values:
@@ -101,6 +102,14 @@ class CpuContext:
 
             raise translated(error) from error  # ONNX Runtime's have no common base
 
+    def run_named(self, name: str, inputs: Any, outputs: Any, deadline_s: float | None) -> Values:
+        """Run, and have ONNX Runtime write this name in the lines that it logs meanwhile."""
+        self._options.logid = self._name = ascii(name)[1:-1]  # one line, whatever it is
+        try:
+            return self.run(inputs, outputs, deadline_s)
+        finally:
+            self._options.logid = self._name = ""
+
     def cancel(self) -> None:
         """See ExecutionContext; ONNX Runtime looks at the flag between nodes."""
         self._cancelled = True
@@ -142,6 +151,7 @@ class CpuContext:
         from engine_cpu.deadline import Deadline  # most processes set none
 
         self._deadline = deadline = Deadline(deadline_s)
+        deadline.options.logid = self._name
         if self._cancelled:  # looked at after cancel() can find the deadline: one of both sees it
             deadline.options.terminate = True
         return deadline

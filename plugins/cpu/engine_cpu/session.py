@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 
 from engine.errors import ModelError
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt, raised_by_handler
 from engine.model_bytes import folds_too_much
 from engine.types import (
     CancelToken,
@@ -172,8 +172,7 @@ def make_session(
         with _stopping(settings, cancel):
             session = session_from(model, settings)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         if cancel is not None:
             cancel.check()
         if settings.use_per_session_threads and thread_pool.is_refused(error):
@@ -205,8 +204,7 @@ def session_from(model: bytes | str, settings: ort.SessionOptions) -> ort.Infere
         try:
             return ort.InferenceSession(model, settings, PROVIDERS, enable_fallback=0)
         except Exception as again:
-            if raised_by_handler(again):
-                raise
+            pass_interrupt(again)
             raise error from None  # it was another matter
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 
 from engine.host.cpus import usable_cpus
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 
 # Long enough for the gaps between operators, also where the clock is slow.
 ALONE_US = 300
@@ -48,8 +48,7 @@ def others_running(proc: str = "/proc") -> int:
             if fewest <= 0:
                 return 0
     except (OSError, ValueError, IndexError) as error:
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         return os.cpu_count() or 1
     return fewest
 
@@ -62,7 +61,6 @@ def _own_running(proc: str) -> int:
             with open(f"{proc}/self/task/{task}/stat") as file:
                 states.append(file.read().rpartition(")")[2].split()[0])
         except (OSError, IndexError) as error:  # a thread that has just ended
-            if raised_by_handler(error):
-                raise
+            pass_interrupt(error)
             continue
     return max(1, states.count("R"))

@@ -73,7 +73,8 @@ Models:
 
 \b
 Exit status:
-  0  no test failed; a declared gap is no failure, nor is a refused model
+  0  no test failed; a declared gap is no failure, nor is a refused model, nor
+     a model of --suite onnx that a target of --with ran whole
   1  a test failed, or the backend cannot be tested"""
 
 _FIRST_LINES, _LAST_LINES = 6, 8  # of a failed test's message; --json has all

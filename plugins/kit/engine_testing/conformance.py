@@ -30,6 +30,7 @@ from engine_testing.manifest import Manifest
 from engine_testing.meanings import Meanings
 from engine_testing.numerics import Numerics
 from engine_testing.ownership import Buffers, Inputs, Results
+from engine_testing.predict_options import Asked
 from engine_testing.process import Process
 from engine_testing.profile import Profiles
 from engine_testing.ranks import Ranks
@@ -57,6 +58,7 @@ class BackendConformance(
     CompiledForms,
     Contexts,
     UsersView,
+    Asked,
     Beginning,
     Stopping,
     Threads,

@@ -176,6 +176,15 @@ _SENTENCES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
      ("test_a_context_is_free_once_the_end_is_told",)),
     ("engine_predict_async", "Raises what engine_predict raises where the predict does not begin; "
      "`done` is not called then.", ("test_a_begun_predict_that_fails_says_so_once",)),
+    ("engine_predict", "options: what the user, or who shares the run, says of this predict alone;",
+     ("test_options_of_a_predict_are_forgotten_after_it",)),
+    ("engine_predict", "Changes no result.", ("test_options_of_a_predict_change_no_result",)),
+    ("engine_predict_async", "options: as engine_predict's.",
+     ("test_options_of_a_begun_predict_change_no_result",)),
+    ("PredictOptions", "can_be_cancelled: False where nobody calls `ExecutionContext.cancel` for "
+     "it; `deadline_s` holds all the same.",
+     ("test_a_predict_that_nobody_cancels_keeps_its_deadline",
+      "test_a_predict_that_says_so_can_be_cancelled")),
     ("Progress", "progress(phase, done, total): steps of the phase that are done; total is None "
      "while unknown.", ("test_progress_only_goes_forward",)),
     ("Executable", "`concurrency`, an int: how many predicts at once are worth having.",

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
+from itertools import count
+from queue import PriorityQueue
 
 from engine.host import deadlines
 from engine.types import Done, Values
@@ -18,13 +19,19 @@ class QueuedRun:
     """A predict that waits for its time, or for what ends it before: see engine.host.deadlines.
 
     run: computes, or raises what stopped it. due_s: when, a moment of time.monotonic(); the
-    deadline where that is earlier.
+    deadline where that is earlier. priority: of those that are due, the highest runs first.
     """
 
     def __init__(
-        self, run: Callable[[], Values], done: Done, due_s: float, deadline_s: float | None
+        self,
+        run: Callable[[], Values],
+        done: Done,
+        due_s: float,
+        deadline_s: float | None,
+        priority: int = 0,
     ) -> None:
         self.deadline_s = due_s if deadline_s is None else min(due_s, deadline_s)
+        self.priority = priority
         self.done = False  # it needs no time any more
         self._told: tuple[Callable[[], Values], Done] | None = run, done
 
@@ -59,13 +66,14 @@ class _Device:
     """The thread, which starts with the first predict and serves all models."""
 
     def __init__(self) -> None:
-        self._due: SimpleQueue[QueuedRun] = SimpleQueue()
+        self._due: PriorityQueue[tuple[int, int, QueuedRun]] = PriorityQueue()
+        self._numbers = count()
         self._starting = threading.Lock()
         self._has_thread = False
 
     def put(self, run: QueuedRun) -> None:
-        """Have a run finished, after those that came before."""
-        self._due.put(run)
+        """Have a run finished, after those that came before with the same priority."""
+        self._due.put((-run.priority, next(self._numbers), run))
         with self._starting:
             if not self._has_thread:
                 threading.Thread(target=self._work, name="fake-device", daemon=True).start()
@@ -73,7 +81,9 @@ class _Device:
 
     def _work(self) -> None:
         while True:
-            self._due.get().finish()
+            _, _, run = self._due.get()
+            run.finish()
+            del run  # it is not kept until the next one
 
 
 _device = _Device()

@@ -35,6 +35,7 @@ from engine.types import (
     LoadedModel,
     ModelSource,
     Option,
+    PredictOptions,
     ReduceOp,
     Value,
     Values,
@@ -43,7 +44,6 @@ from engine_testing import null as _null  # not for who imports all names of thi
 from engine_testing.null import DEVICE
 from engine_testing.null import engine_devices as engine_devices
 from engine_testing.null import engine_diagnose as engine_diagnose
-from engine_testing.null import engine_predict as engine_predict
 from engine_testing.null import host as host
 
 if TYPE_CHECKING:
@@ -130,14 +130,29 @@ def engine_update_weights(
 
 
 @hookimpl
+def engine_predict(
+    context: NullContext,
+    inputs: Values,
+    outputs: Values | None,
+    deadline_s: float | None,
+    options: PredictOptions | None = None,
+) -> Values:
+    """Run once."""
+    context.told = options
+    return context.run(inputs, outputs, deadline_s)
+
+
+@hookimpl
 def engine_predict_async(
     context: NullContext,
     inputs: Values,
     outputs: Values | None,
     deadline_s: float | None,
     done: Done,
+    options: PredictOptions | None = None,
 ) -> bool:
-    """Queue a predict, which is due after the option's `delay_s`."""
+    """Queue a predict, due after the option's `delay_s`; the highest priority runs first then."""
+    context.told = options
     context.begin(inputs, outputs, deadline_s, done)
     return True
 

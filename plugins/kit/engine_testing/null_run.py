@@ -31,6 +31,7 @@ from engine.types import (
     ModelSource,
     NodeGroups,
     Placement,
+    PredictOptions,
     Progress,
     TensorSpec,
     Value,
@@ -196,6 +197,7 @@ class NullContext:
         self._resident: dict[str, DeviceBuffer] = {}
         self._queued: QueuedRun | None = None
         self._is_cancelled = False
+        self.told: PredictOptions | None = None  # of the latest predict
 
     def run(
         self,
@@ -229,7 +231,8 @@ class NullContext:
         assert executable is not None, "predict after close"
         due_s = time.monotonic() + executable.inner.host.delay_s
         run = partial(self.run, inputs, outputs, deadline_s, delay_s=0.0)
-        self._queued = queued = QueuedRun(run, done, due_s, deadline_s)
+        priority = 0 if self.told is None else self.told.priority
+        self._queued = queued = QueuedRun(run, done, due_s, deadline_s, priority)
         if self._is_cancelled:  # before it began
             queued.hurry()
         queued.queue()

@@ -110,16 +110,22 @@ def _onnx(onnx: Mapping[str, Any]) -> str:
         (what, *onnx[key].values())
         for what, key in (("operators", "operators"), ("light models", "light_models"))
     ]
-    reasons: dict[tuple[str, str], list[str]] = {}
+    reasons: dict[tuple[str, str, str], list[str]] = {}
     for test in onnx["tests"]:
         if test["status"] != "passed":
-            reasons.setdefault((test["status"], test["reason"]), []).append(test["name"])
+            on = f" on {test['only_on']}" if test["only_on"] else ""
+            reasons.setdefault((test["status"], test["reason"], on), []).append(test["name"])
     order = sorted(
         reasons.items(), key=lambda item: (item[0][0] in ("refused", "random"), -len(item[1]))
     )
     ledger = [
-        (_Marked(status, status in ("refused", "random")), len(names), reason, ", ".join(names))
-        for (status, reason), names in order
+        (
+            _Marked(status + on, bool(on) or status in ("refused", "random")),
+            len(names),
+            reason,
+            ", ".join(names),
+        )
+        for (status, reason, on), names in order
     ]
     return "\n".join(
         [

@@ -44,10 +44,8 @@ def run_onnx(name: str, pattern: str, limit_s: float, beside: Sequence[str] = ()
 
 
 def is_faultless(score: Score) -> bool:
-    """Return whether no test shows a fault; to refuse a model is none."""
-    from engine_testing.onnx_suite import FAULTS
-
-    return not score.of(*FAULTS)
+    """Return whether no test shows a fault of the backend; to refuse a model is none."""
+    return not score.faults
 
 
 def onnx_values(score: Score) -> dict[str, Any]:
@@ -76,11 +74,17 @@ def print_onnx(score: Score) -> None:
         line(f"  {', '.join(f'{plain(name)} {count}' for name, count in operators.most_common())}")
     for group in score.by_reason():
         line()
-        line(f"{group[0].status}: {_named(group)}")
+        other = group[0].only_on(score.backend)
+        on = f" on {plain(other)}, which ran the whole model" if other else ""
+        line(f"{group[0].status}{on}: {_named(group)}")
         line(f"  {plain(group[0].reason)}")
     line()
+    faults = score.faults_elsewhere
     counts = [f"{part.counts[Status.PASSED]} of {len(part.results)} {what}" for what, part in parts]
     line(f"{plain(score.backend)}: {', '.join(counts)} passed")
+    for other, number in Counter(each.only_on(score.backend) for each in faults).items():
+        what = "fault is" if number == 1 else "faults are"
+        line(f"{number} {what} of {plain(other)}, which ran the whole model")
 
 
 def _named(group: list[Result]) -> str:

@@ -16,6 +16,7 @@ import pytest
 from engine.errors import BackendError
 from engine_testing import BackendConformance, check, command
 from engine_testing.check import LEVELS, Outcome, Report
+from engine_testing.declared import GROUP, conformance_class
 from engine_testing.plugins import install
 
 PLUGIN = """
@@ -107,10 +108,10 @@ def test_levels_and_an_expression_choose_tests(null_backend: str) -> None:
     ("predict", "said"),
     [
         ("ctypes.string_at(0)", "crashed with SIGSEGV"),
-        ("sys.exit(3)", "SystemExit: 3"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)  # the same way, each with two processes
             for case in (
+                ("sys.exit(3)", "SystemExit: 3"),
                 ("os.abort()", "crashed with SIGABRT in engine_predict"),
                 ("os._exit(0)", "ended with status 0"),
                 ("raise KeyboardInterrupt", "ended with status 2"),
@@ -152,26 +153,22 @@ def test_a_crash_after_the_last_test_is_a_failure_too(plugin_folder: Path) -> No
     assert not report.ok
 
 
-def test_a_failure_says_what_was_wrong_and_where(plugin_folder: Path) -> None:
-    name = backend(plugin_folder, "faulty", predict="return [inputs[0]]")
-    failed = result(check.check(name, expression=SCALAR), SCALAR)
-    assert failed.outcome is Outcome.FAILED
-    assert "Not equal to tolerance" in failed.reason
-    assert re.search(r"level\.py:\d+$", failed.place)
-    assert SCALAR in failed.traceback
-
-
-def test_a_failure_of_a_rank_ends_with_its_exception_and_how_a_gap_is_declared(
+def test_a_failure_says_what_was_wrong_where_and_how_a_gap_is_declared(
     plugin_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """In this process, and in one of a rank."""
     before = """
 @hookimpl
 def engine_communicator(options):
     raise RuntimeError("the cable is out")
 """
-    name = backend(plugin_folder, "lonely", before=before)
-    report = check.check(name, levels=["ranks"], expression="two_groups")
-    [failed] = report.of(Outcome.FAILED)
+    name = backend(plugin_folder, "lonely", before=before, predict="return [inputs[0]]")
+    report = check.check(name, levels=["semantics", "ranks"], expression=f"two_groups or {SCALAR}")
+    wrong, failed = report.of(Outcome.FAILED)
+    assert wrong.name == SCALAR
+    assert "Not equal to tolerance" in wrong.reason
+    assert re.search(r"level\.py:\d+$", wrong.place)
+    assert SCALAR in wrong.traceback
     assert "rank 0 ended with status 1: RuntimeError: the cable is out" in failed.reason
     *_, exception, sentence, declare = failed.reason.splitlines()
     assert "RuntimeError: the cable is out" in exception
@@ -224,12 +221,6 @@ class TestIt(BackendConformance):
     ("source", "said"),
     [
         ("import no_such_module", "no_such_module"),
-        ("TestIt = 1", "expected a subclass of BackendConformance, got 1"),
-        (
-            "from engine_testing import BackendConformance\n"
-            "class TestIt(BackendConformance):\n    backend = 'other'\n",
-            "expected TestIt.backend to be 'faulty', got 'other'",
-        ),
         ("import os\nos.kill(os.getpid(), 11)", "crashed with SIGSEGV"),
     ],
 )
@@ -242,6 +233,27 @@ def test_a_declaration_that_is_wrong_is_an_error(
         check.check(name)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("TestIt = 1", "expected a subclass of BackendConformance, got 1"),
+        (
+            "from engine_testing import BackendConformance\n"
+            "class TestIt(BackendConformance):\n    backend = 'other'\n",
+            "expected TestIt.backend to be 'faulty', got 'other'",
+        ),
+    ],
+)
+def test_a_class_that_is_not_the_backends_kit_is_refused(
+    plugin_folder: Path, source: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = backend(plugin_folder, "faulty")
+    declare(plugin_folder, name, source)
+    monkeypatch.delitem(sys.modules, f"kit_of_{name}", raising=False)
+    with pytest.raises(TypeError, match=re.escape(said)):
+        conformance_class(name)
 
 
 def test_without_a_device_only_the_manifest_is_tested(plugin_folder: Path) -> None:
@@ -277,7 +289,6 @@ def test_a_backend_that_is_not_there_is_an_error(null_backend: str, monkeypatch)
     ("expression", "said"),
     [
         ("no_such_test", "no test"),
-        ("(", "wrong expression"),
         pytest.param("a b", "wrong expression", marks=pytest.mark.slow),
     ],
 )
@@ -352,7 +363,5 @@ def test_a_check_imports_no_pytest_of_its_own() -> None:
 
 
 def test_the_guide_names_the_group_that_is_read() -> None:
-    from engine_testing.declared import GROUP
-
     guide = Path(__file__).parents[3] / "docs/backends/packaging.md"
     assert f'[project.entry-points."{GROUP}"]' in guide.read_text()

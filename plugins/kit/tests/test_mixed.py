@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from engine_testing import models, onnx_suite
+from engine_testing import models
 from engine_testing.command import check_backend
 from engine_testing.mixed import FAULTS, Status, compare_models, models_in, models_of_the_kit
 from engine_testing.page import page
@@ -110,19 +110,6 @@ def test_onnx_files_are_found_in_subfolders(tmp_path: Path) -> None:
     assert models_in(tmp_path) == sorted(paths)
 
 
-def test_onnxs_suite_runs_with_another_target_behind(
-    null_backend: str, plugin_folder: Path
-) -> None:
-    name = backend(plugin_folder, "modest", refused="NonZero")
-    cases = onnx_suite.load_cases("^test_(nonzero_example|abs)$")
-    alone = {result.name: result for result in onnx_suite.run(name, cases, workers=1)}
-    assert alone["test_nonzero_example"].status is onnx_suite.Status.REFUSED
-    both = onnx_suite.run(name, cases, workers=1, beside=[null_backend])
-    found = {result.name: result for result in both}
-    assert {result.status for result in found.values()} == {onnx_suite.Status.PASSED}
-    assert found["test_nonzero_example"].nodes == {"null": ("NonZero",)}
-
-
 # ---------------------------------------------------------------------------- command and page
 
 
@@ -171,6 +158,30 @@ def test_the_command_checks_mixed_placement_and_models_and_writes_a_page(
     assert {"semantics", "counted.onnx", "modest 3, null 1", "affine.onnx"} <= {*texts.found}
 
 
+def test_a_fault_of_the_target_behind_is_said_to_be_its_own(
+    null_backend: str, plugin_folder: Path, tmp_path: Path
+) -> None:
+    wrong = "results = [result + 1 for result in results]"
+    name = backend(plugin_folder, "modest", refused="Abs")
+    behind = backend(plugin_folder, "behind", refused="Neg", change=wrong)
+    html = tmp_path / "page.html"
+    asked = ["--suite", "onnx", "-k", "^test_(abs|neg)$"]
+    both = [name, "--with", behind, *asked]
+    done = CliRunner().invoke(check_backend, [*both, "--json", "--html", str(html)])
+    assert done.exit_code == 0, done.output
+    values = json.loads(done.stdout)
+    assert (values["ok"], values["faults"], values["faults_elsewhere"]) == (True, 0, 1)
+    found = {test["name"]: (test["status"], test["only_on"]) for test in values["tests"]}
+    assert found == {"test_abs": ("wrong", "behind"), "test_neg": ("passed", "")}
+    assert "wrong on behind" in Texts(html.read_text()).found
+    said = CliRunner().invoke(check_backend, both).output
+    assert "wrong on behind, which ran the whole model: test_abs" in said
+    assert said.splitlines()[-1] == "1 fault is of behind, which ran the whole model"
+    alone = CliRunner().invoke(check_backend, [behind, *asked, "--json"])
+    assert alone.exit_code == 1
+    assert json.loads(alone.stdout)["faults"] == 1
+
+
 def test_the_command_refuses_a_target_that_is_not_there(null_backend: str) -> None:
     done = CliRunner().invoke(check_backend, [null_backend, "--with", "absent"])
     assert done.exit_code == 1
@@ -214,9 +225,9 @@ def test_the_page_shows_failures_and_the_ledger_and_lets_no_text_be_markup() -> 
         "onnx": {
             "operators": counts, "light_models": counts,
             "tests": [
-                {"name": "test_a", "status": "refused", "reason": "no kernel"},
-                {"name": "test_b", "status": "refused", "reason": "no kernel"},
-                {"name": "test_c", "status": "wrong", "reason": "off"},
+                {"name": "test_a", "status": "refused", "reason": "no kernel", "only_on": ""},
+                {"name": "test_b", "status": "refused", "reason": "no kernel", "only_on": ""},
+                {"name": "test_c", "status": "wrong", "reason": "off", "only_on": ""},
             ],
         },
     }  # fmt: skip

@@ -34,6 +34,7 @@ def made(plugin_folder: Path) -> str:
     return "my_runtime"
 
 
+@pytest.mark.slow  # tests/wheel/rehearse.py checks it too, installed from wheels
 def test_the_backend_of_the_template_passes_the_whole_kit(made: str) -> None:
     report = check(made)
     assert report.of(Outcome.FAILED) == []

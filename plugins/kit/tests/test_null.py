@@ -12,6 +12,7 @@ class TestNull(BackendConformance):
     option = "delay_s"
 
 
+@pytest.mark.slow  # test_null_backend.py has what it shows to readers; all of the kit is CI's
 class TestFirst(BackendConformance):
     """The short one, which strangers read first."""
 

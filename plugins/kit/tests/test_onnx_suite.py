@@ -114,6 +114,29 @@ def faulty(folder: Path, fault: str) -> str:
 # ---------------------------------------------------------------------------------- what it runs
 
 
+REFUSING = """
+@hookimpl
+def engine_load(source, options):
+    from engine.reference.evaluator import Host, load
+
+    return load(source, Host("faulty", null.DEVICE, frozenset({"NonZero"})))
+"""
+
+
+def test_another_target_behind_runs_what_a_backend_refuses(
+    null_backend: str, plugin_folder: Path, cases: dict[str, Case]
+) -> None:
+    source = FAULTY.replace("{fault}", "pass") + REFUSING
+    plugins.install(plugin_folder, "faulty", "refusing_plugin", source=source)
+    chosen = [cases["test_nonzero_example"], cases["test_abs"]]
+    alone = {result.name: result for result in run("faulty", chosen, workers=1)}
+    assert alone["test_nonzero_example"].status is Status.REFUSED
+    both = run("faulty", chosen, workers=1, beside=[null_backend])
+    found = {result.name: result for result in both}
+    assert {result.status for result in found.values()} == {Status.PASSED}
+    assert found["test_nonzero_example"].nodes == {"null": ("NonZero",)}
+
+
 def test_the_suite_has_the_tests_that_are_counted(cases: dict[str, Case]) -> None:
     if onnx.__version__ != "1.23.2":
         pytest.skip(f"counted for onnx 1.23.2, not {onnx.__version__}")

@@ -19,24 +19,31 @@ LIMIT_S = 900
 pytestmark = pytest.mark.timeout(LIMIT_S)
 
 KIT = """
+import unusual
 from engine_testing import BackendConformance
 
-class TestIt(BackendConformance):
-    backend = {name!r}
-    option = "delay_s"
+for name in unusual.TESTS:
+    globals()[f"Test_{name}"] = type(
+        f"Test_{name}", (BackendConformance,), {"backend": name, "option": "delay_s"}
+    )
 """
 
+Failures = dict[str, dict[str, str]]
+"""By backend, the tests that failed, and why."""
 
-def run_kit(folder: Path, name: str, tests: tuple[str, ...]) -> dict[str, str]:
-    """Run tests of the kit on an unusual backend; gives what failed, and why."""
-    (folder / "kit.py").write_text(KIT.format(name=name))
-    plugins.install(folder, name, f"unusual:{name}")
+
+def run_kit(folder: Path, tests: dict[str, tuple[str, ...]]) -> Failures:
+    """Run tests of the kit on unusual backends in one process; () is all of the kit."""
+    (folder / "kit.py").write_text(KIT)
+    for name in tests:
+        plugins.install(folder, name, f"unusual:{name}")
     report = folder / "report.xml"
     search = os.pathsep.join([str(folder), str(HERE), *(path for path in sys.path if path)])
     child = subprocess.run(
         [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
          "-c", str(ROOT / "pyproject.toml"), f"--rootdir={folder}", f"--junitxml={report}",
-         *(f"kit.py::TestIt::{test}" for test in tests), *(() if tests else ("kit.py",))],
+         *(f"kit.py::Test_{name}{test and '::'}{test}"
+           for name, chosen in tests.items() for test in chosen or ("",))],
         env={**os.environ, "PYTHONPATH": search, "OPENBLAS_NUM_THREADS": "1"},
         cwd=folder,
         capture_output=True,
@@ -45,25 +52,33 @@ def run_kit(folder: Path, name: str, tests: tuple[str, ...]) -> dict[str, str]:
         check=False,
     )  # fmt: skip
     assert child.returncode in (0, 1), child.stdout[-4000:] + child.stderr[-4000:]
-    failed = {}
-    ran = set()
+    failed: Failures = {name: {} for name in tests}
+    ran: dict[str, set[str]] = {name: set() for name in tests}
     for case in ElementTree.parse(report).iter("testcase"):
-        ran.add(case.attrib["name"].partition("[")[0])
+        name = case.attrib["classname"].rpartition("Test_")[2]
+        ran[name].add(case.attrib["name"].partition("[")[0])
         for bad in (*case.iter("failure"), *case.iter("error")):
-            failed[case.attrib["name"]] = bad.attrib.get("message", "")
-    assert ran == set(tests) or not tests
+            failed[name][case.attrib["name"]] = bad.attrib.get("message", "")
+    for name, chosen in tests.items():
+        assert ran[name] == set(chosen) or not chosen
+        assert ran[name]
     return failed
 
 
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> Failures:
+    return run_kit(tmp_path_factory.mktemp("unusual"), unusual.TESTS)
+
+
 @pytest.mark.parametrize("name", unusual.TESTS)
-def test_an_unusual_backend_passes_what_is_hard_for_it(name: str, tmp_path: Path) -> None:
-    assert run_kit(tmp_path, name, unusual.TESTS[name]) == {}
+def test_an_unusual_backend_passes_what_is_hard_for_it(name: str, failures: Failures) -> None:
+    assert failures[name] == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", unusual.TESTS)
 def test_an_unusual_backend_passes_the_whole_kit(name: str, tmp_path: Path) -> None:
-    assert run_kit(tmp_path, name, ()) == {}
+    assert run_kit(tmp_path, {name: ()}) == {name: {}}
 
 
 def test_what_is_hard_for_an_unusual_backend_is_of_the_kit() -> None:

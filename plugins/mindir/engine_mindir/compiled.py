@@ -32,13 +32,7 @@ from typing import Any, TypeAlias
 from engine.formats.description import CompiledModels, Executor, SubGraph
 from engine.types import DType
 from engine_mindir import constants, decode
-from engine_mindir.messages import (
-    DecodeError,
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    too_many,
-)
+from engine_mindir.messages import DecodeError, ModelProto, NodeProto, TensorProto, too_many
 from engine_mindir.names import local, primitive_named
 from engine_mindir.storage import Storage
 

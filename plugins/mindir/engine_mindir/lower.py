@@ -18,15 +18,7 @@ from engine.errors import Cancelled
 from engine.formats.protobuf import WireError
 from engine.types import CancelToken
 from engine_mindir import constants, decode
-from engine_mindir.control import (
-    RECURSION,
-    RETURN,
-    Exits,
-    Loop,
-    State,
-    lower_loop,
-    lower_select,
-)
+from engine_mindir.control import RECURSION, RETURN, Exits, Loop, State, lower_loop, lower_select
 from engine_mindir.declared import apply_abstract, check_value
 from engine_mindir.emit import Emitter, Scope, Unsupported
 from engine_mindir.functions import Functions
@@ -36,15 +28,7 @@ from engine_mindir.names import local, primitive_named, primitives_of
 from engine_mindir.primitives import primitive_table
 from engine_mindir.structural import PASS_THROUGH, STRUCTURAL
 from engine_mindir.tuples import TupleLimits
-from engine_mindir.values import (
-    COMPLEX,
-    MONAD,
-    Abstract,
-    Choice,
-    Closure,
-    DType,
-    Value,
-)
+from engine_mindir.values import COMPLEX, MONAD, Abstract, Choice, Closure, DType, Value
 
 # Inlining can grow a small file exponentially; these limits stop one that was made to do so.
 STEPS = 100_000  # nodes interpreted, each as often as its function is called; and more in

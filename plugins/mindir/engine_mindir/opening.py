@@ -7,7 +7,7 @@ import mmap
 from engine.errors import ModelError
 from engine.formats.description import CompiledModels
 from engine.formats.format import FormatFile
-from engine.formats.onnx import read_model
+from engine.formats.onnx import read_part
 from engine.formats.opened import OpenedSource
 from engine_mindir import decode
 from engine_mindir.assemble import lower
@@ -47,8 +47,7 @@ def opened(file: FormatFile) -> OpenedSource:
         lowered = lower(proto, storage, variables, file.name, file.input_shapes, file.cancel)
     graph = lowered.info
     if graph is None:
-        beside = storage.folder / "part" if storage.folder is not None else None  # just a name
-        model = read_model(memoryview(lowered.data), beside, file.name, storage.files)
+        model = read_part(lowered.data, storage.folder, file.name, storage.files)
         assert model.repaired is None, "what is written here breaks no rule"
         graph = model.graph
     return OpenedSource(

@@ -4,7 +4,8 @@ opentelemetry.py  traces and metrics by the OpenTelemetry API
 prometheus.py     counters, histograms and gauges of prometheus_client, served as text or not
 recorder.py       requests with their values, as files in a folder; record.py: one such file
 replay.py         `engine replay`: recorded requests against a model; verdicts.py: how they compare
-requirements.py   the packages that they need; events.py: what they read of events
+requirements.py   the packages that they need; events.py: what they read of events; memory.py: the
+                  memory of devices, which the first two read when they are asked
 
 The first three are entries of group `engine.extensions.v1`: see `Observer` in engine/types.py.
 """

@@ -5,7 +5,8 @@ Without a provider the API does nothing. One that is set later is used from then
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import engine_telemetry
@@ -19,7 +20,7 @@ from engine.types import (
     Status,
     UpdateEvent,
 )
-from engine_telemetry import events
+from engine_telemetry import events, memory
 from engine_telemetry.requirements import require
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ OPTIONS = {
 }
 SCOPE = "inference_engine"  # of tracer and meter, and what all names begin with
 MODEL, STATUS, ERROR = f"{SCOPE}.model.name", f"{SCOPE}.status", "error.type"
+DEVICE = f"{SCOPE}.device"
 
 
 class Observer:
@@ -80,6 +82,7 @@ class Observer:
         """Count a model less."""
         if self._metrics:
             self._metrics.models.add(-1, {MODEL: event.model.name})
+            self._metrics.memories.closed(event)
 
 
 class Traces:
@@ -102,6 +105,9 @@ class Traces:
         if span.is_recording():
             span.set_attribute(f"{SCOPE}.request.id", event.id)
             span.set_attribute(f"{SCOPE}.batch.size", event.batch_size)
+            if event.devices:
+                span.set_attribute(f"{SCOPE}.devices", [str(device) for device in event.devices])
+                span.set_attribute(f"{SCOPE}.run.id", event.run_id)
             if run > begin:
                 self._part("queue", inside, begin, run)
             if event.batch_size:
@@ -155,6 +161,22 @@ class Traces:
         self._tracer.start_span(name, parent, start_time=begin).end(end)
 
 
+@cache
+def _memories() -> memory.Memories:
+    """Return what the gauge of this process reads: a meter takes it once."""
+    from opentelemetry import metrics
+
+    found = memory.Memories()
+
+    def read(_: Any) -> Iterable[metrics.Observation]:
+        for device, kind, nbytes in found.read():
+            yield metrics.Observation(nbytes, {DEVICE: device, f"{SCOPE}.memory.kind": kind})
+
+    meter = metrics.get_meter(SCOPE, engine_telemetry.__version__)
+    meter.create_observable_gauge(f"{SCOPE}.device.memory", [read], "By", memory.TEXT)
+    return found
+
+
 class Metrics:
     """The instruments, and what is measured by them."""
 
@@ -192,6 +214,10 @@ class Metrics:
         self.updates = histogram(
             "update.duration", "s", events.BUILD_SECONDS, "Time that updates of weights took."
         )
+        self.devices = meter.create_counter(
+            f"{SCOPE}.device.requests", "{request}", "Requests that a device has served."
+        )
+        self.memories = _memories()
 
     def request(self, event: RequestEvent, context: Context) -> None:
         """Measure a request. context: inside its span, for exemplars."""
@@ -200,6 +226,8 @@ class Metrics:
         self.durations.record(event.duration_s, _attributes(event), context)
         if event.batch_size:
             self.queues.record(event.queue_s, model, context)
+            for device in event.devices:
+                self.devices.add(1, {**model, DEVICE: str(device)}, context)
             self.batches.record(event.batch_size, model, context)
 
     def build(self, event: BuildEvent) -> None:
@@ -207,6 +235,7 @@ class Metrics:
         self.builds.record(event.duration_s, _attributes(event))
         if event.status is Status.COMPLETED:
             self.models.add(1, {MODEL: event.model.name})
+            self.memories.built(event)
 
 
 def _attributes(event: RequestEvent | BuildEvent | UpdateEvent) -> dict[str, str]:

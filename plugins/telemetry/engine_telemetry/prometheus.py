@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from engine.types import (
     Status,
     UpdateEvent,
 )
-from engine_telemetry import events
+from engine_telemetry import events, memory
 from engine_telemetry.requirements import require
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def registry() -> CollectorRegistry:
         return REGISTRY
     of_all = CollectorRegistry()
     MultiProcessCollector(of_all)  # type: ignore[no-untyped-call]
+    of_all.register(metrics().memories)
     return of_all
 
 
@@ -78,6 +79,24 @@ def text() -> str:
     return generate_latest(registry()).decode()
 
 
+class _Memories(memory.Memories):
+    """A collector of prometheus_client: asked when the page is."""
+
+    def describe(self) -> Iterator[Any]:
+        """Return nothing: who registers it reads no memory."""
+        return iter(())
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the gauge, as it is now."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        name = f"{_SPACE}_device_memory_bytes"
+        gauge = GaugeMetricFamily(name, memory.TEXT, labels=("device", "kind"))
+        for device, kind, nbytes in self.read():
+            gauge.add_metric((device, kind), nbytes)
+        yield gauge
+
+
 class Metrics:
     """Counters and histograms, by labels: functions that return the one for some labels.
 
@@ -85,7 +104,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        from prometheus_client import Counter, Gauge, Histogram
+        from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
         of_status, of_model = ("model", "status"), ("model",)
 
@@ -101,6 +120,15 @@ class Metrics:
         self.models = gauge("models", "Models and runners that are built and not closed.")
         ended = Counter("requests", "Requests that have ended.", of_status, namespace=_SPACE)
         self.requests = cache(ended.labels)
+        served = Counter(
+            "device_requests",
+            "Requests that a device has served.",
+            ("model", "device"),
+            namespace=_SPACE,
+        )
+        self.devices = cache(served.labels)
+        self.memories = _Memories()
+        REGISTRY.register(self.memories)
         self.durations = histogram(
             "request_duration_seconds", "Time from coming to end.", of_status, events.SECONDS
         )
@@ -158,6 +186,8 @@ class Observer:
         self._metrics.durations(model, status).observe(event.duration_s)
         if event.batch_size:
             self._metrics.queues(model).observe(event.queue_s)
+            for device in event.devices:
+                self._metrics.devices(model, str(device)).inc()
             self._metrics.batches(model).observe(event.batch_size)
 
     def on_build(self, event: BuildEvent) -> None:
@@ -166,6 +196,7 @@ class Observer:
         self._metrics.builds(model, str(event.status)).observe(event.duration_s)
         if event.status is Status.COMPLETED:
             self._metrics.models(model).inc()
+            self._metrics.memories.built(event)
 
     def on_update(self, event: UpdateEvent) -> None:
         """Measure an update of weights."""
@@ -175,6 +206,7 @@ class Observer:
     def on_close(self, event: CloseEvent) -> None:
         """Count a model less."""
         self._metrics.models(self._label(event.model)).dec()
+        self._metrics.memories.closed(event)
 
     def _label(self, model: ModelDescription) -> str:
         found = self._names.get(model.name)

@@ -64,6 +64,7 @@ def to_bytes(event: RequestEvent, begin_ns: int, updated: bool) -> bytes:
             "id": model.id,
             "path": model.path,
             "backends": model.backends,
+            "devices": [str(device) for device in model.devices],
             "inputs": [str(spec) for spec in model.inputs],
             "outputs": [str(spec) for spec in model.outputs],
             "updated": updated,
@@ -75,6 +76,8 @@ def to_bytes(event: RequestEvent, begin_ns: int, updated: bool) -> bytes:
         "queue_s": event.queue_s,
         "compute_s": event.compute_s,
         "batch_size": event.batch_size,
+        "devices": [str(device) for device in event.devices],
+        "run_id": event.run_id,
         "inputs": _named("inputs", model.inputs, event.inputs, arrays),
         "outputs": _named("outputs", model.outputs, event.outputs, arrays),
     }

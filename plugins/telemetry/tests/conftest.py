@@ -76,10 +76,10 @@ def _reader() -> InMemoryMetricReader:
 
 
 @pytest.fixture
-def points(_reader: InMemoryMetricReader) -> Callable[[str, str], list[Any]]:
-    """The data points of an instrument, of one model."""
+def measured(_reader: InMemoryMetricReader) -> Callable[[str], list[Any]]:
+    """The data points of an instrument."""
 
-    def of(name: str, model: str) -> list[Any]:
+    def of(name: str) -> list[Any]:
         data = _reader.get_metrics_data()
         return [
             point
@@ -88,8 +88,18 @@ def points(_reader: InMemoryMetricReader) -> Callable[[str, str], list[Any]]:
             for metric in scope.metrics
             if metric.name == f"inference_engine.{name}"
             for point in metric.data.data_points
-            if point.attributes["inference_engine.model.name"] == model
         ]
+
+    return of
+
+
+@pytest.fixture
+def points(measured: Callable[[str], list[Any]]) -> Callable[[str, str], list[Any]]:
+    """The data points of an instrument, of one model."""
+
+    def of(name: str, model: str) -> list[Any]:
+        about = "inference_engine.model.name"
+        return [point for point in measured(name) if point.attributes[about] == model]
 
     return of
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from opentelemetry import trace
 from ways import WAYS, opened, rows
@@ -16,6 +17,7 @@ import engine
 from engine.errors import InputError, SettingError
 from engine.types import (
     BuildEvent,
+    Device,
     ModelDescription,
     RequestEvent,
     Span,
@@ -256,3 +258,35 @@ def test_many_threads_have_traces_of_their_own(affine: Path, spans: Spans) -> No
     parents = [span.parent.span_id for span in found if span.name.startswith("predict")]
     assert sorted(parents) == sorted(clients)
     assert len(parents) == 40
+
+
+def test_a_request_has_the_devices_that_served_it_and_its_runs_id(
+    spans: Spans, points: Points
+) -> None:
+    devices = (Device("gpu", 0), Device("gpu", 1))
+    Observer({}).on_request(event(devices=devices, run_id="7-run-1", batch_size=2))
+    request = spans()[0]
+    assert request.attributes["inference_engine.devices"] == ("gpu:0", "gpu:1")
+    assert request.attributes["inference_engine.run.id"] == "7-run-1"
+    counted = points("device.requests", "m")
+    assert {point.attributes["inference_engine.device"] for point in counted} == {"gpu:0", "gpu:1"}
+
+
+def test_the_memory_of_devices_is_read_when_it_is_collected(
+    affine: Path, load: Callable[..., engine.Model], measured: Callable[[str], list[Any]]
+) -> None:
+    def own() -> list[int]:
+        return [
+            point.value
+            for point in measured("device.memory")
+            if point.attributes
+            == {"inference_engine.device": "null:0", "inference_engine.memory.kind": "own"}
+        ]
+
+    with load(affine, "opentelemetry"):
+        [before] = own()
+        kept = engine.Tensor(np.zeros(1000, np.float32), device="null:0")
+        [after] = own()
+        assert after - before == 4000
+        del kept
+    assert own() == []  # nothing is asked of a closed model's backend

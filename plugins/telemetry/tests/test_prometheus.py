@@ -194,3 +194,42 @@ def test_processes_that_share_a_folder_of_metrics_are_one_page(
     )
     assert done.returncode == 0, done.stderr
     assert samples(affine.stem, done.stdout)["requests_total", "completed"] == 9
+
+
+def memory_of_devices(page: str) -> dict[tuple[str, str], float]:
+    return {
+        (sample.labels["device"], sample.labels["kind"]): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == "inference_engine_device_memory_bytes"
+    }
+
+
+def test_the_memory_of_devices_is_read_when_the_page_is(
+    affine: Path, load: Callable[..., engine.Model]
+) -> None:
+    device = ("null:0", "own")
+    with load(affine, "prometheus"):
+        before = memory_of_devices(text())
+        assert before["null:0", "free"] > 0
+        kept = engine.Tensor(np.zeros(1000, np.float32), device="null:0")
+        after = memory_of_devices(text())
+        assert after[device] - before[device] == 4000
+        del kept
+        assert memory_of_devices(text()) == before
+    assert device not in memory_of_devices(text())  # nothing is asked of a closed model's backend
+
+
+def test_requests_are_counted_by_the_devices_that_served_them(affine: Path) -> None:
+    with opened("devices", affine, {"prometheus": {}}) as ask:
+        ask([rows(4)])  # cut over both
+        ask([rows(1)])
+    found = {
+        sample.labels["device"]: sample.value
+        for family in text_string_to_metric_families(text())
+        for sample in family.samples
+        if sample.name == "inference_engine_device_requests_total"
+        and sample.labels["model"] == affine.stem
+    }
+    assert set(found) == {"cpu:0", "cpu:1"}
+    assert sum(found.values()) == 3

@@ -3,6 +3,7 @@
 manifest.py: the device and the options. loading.py reads a model; nodes.py and operators.toml say
 what OpenVINO computes exactly. running.py compiles and runs.
 """
+# ruff: noqa: F401 - the hooks
 
 from engine_openvino.loading import engine_load
 from engine_openvino.manifest import (
@@ -12,8 +13,3 @@ from engine_openvino.manifest import (
     engine_diagnose,
 )
 from engine_openvino.running import engine_compile, engine_predict, engine_predict_async
-
-__all__ = [
-    "engine_backend", "engine_compile", "engine_compiled_key", "engine_devices", "engine_diagnose",
-    "engine_load", "engine_predict", "engine_predict_async",
-]  # fmt: skip

@@ -1,11 +1,7 @@
 """The backend's manifest, its device, and what its options mean to OpenVINO."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Any
 
 from engine import types
@@ -16,11 +12,12 @@ from engine_openvino.nodes import DTYPES
 
 VERSION = "0.1.0"
 DEVICE = types.Device("cpu", 0)
-OPTIONS: Mapping[str, types.Option] = {
-    "precision": types.Option(
-        text="type in which float32 is computed; f32 by default", choices=("f32", "bf16", "f16")
-    ),
-    "streams": types.Option(text="predicts at once, which share the threads", type=int, lowest=1),
+CAPABILITIES = "async_predict cancel_predict compile_cache deadlines dynamic_shapes mixed_placement"
+_PRECISION = "type in which float32 is computed; f32 by default"
+_STREAMS = "predicts at once, which share the threads"
+OPTIONS = {
+    "precision": types.Option(text=_PRECISION, choices=("f32", "bf16", "f16")),
+    "streams": types.Option(text=_STREAMS, type=int, lowest=1, default="1"),
 }
 
 
@@ -35,39 +32,24 @@ def core() -> Any:
 @hookimpl
 def engine_backend() -> types.BackendInfo:
     return types.BackendInfo(
-        name="openvino",
-        version=VERSION,
-        device_types=("cpu",),
-        providers=("cpu",),
-        options=OPTIONS,
-        capabilities=frozenset(
-            {
-                "async_predict",
-                "cancel_predict",
-                "compile_cache",
-                "deadlines",
-                "dynamic_shapes",
-                "mixed_placement",
-            }
-        ),
-    )
+        name="openvino", version=VERSION, device_types=("cpu",), providers=("cpu",),
+        options=OPTIONS, capabilities=frozenset(CAPABILITIES.split()),
+    )  # fmt: skip
 
 
 @hookimpl
 def engine_devices() -> types.Devices:
-    fix = "run: pip install openvino"
-    if find_spec("openvino") is None:
-        return types.Devices(reason="the openvino package is missing", fix=fix)
     try:
-        name = core().get_property("CPU", "FULL_DEVICE_NAME")
-    except Exception as error:  # of a broken library: ImportError, OSError, RuntimeError
-        return types.Devices(reason=f"OpenVINO has no CPU device: {one_line(error)}", fix=fix)
-    name = f"{name} (OpenVINO {version('openvino')})"
+        name = f"{core().get_property('CPU', 'FULL_DEVICE_NAME')} (OpenVINO {version('openvino')})"
+    except Exception as error:  # ImportError; of a broken library OSError, RuntimeError
+        return types.Devices(
+            reason=f"OpenVINO cannot be used: {one_line(error)}", fix="run: pip install openvino"
+        )
     return types.Devices(found=(types.DeviceInfo(DEVICE, name, dtypes=DTYPES),))
 
 
 @hookimpl
-def engine_diagnose() -> Sequence[types.Check]:
+def engine_diagnose() -> list[types.Check]:
     found = engine_devices()
     return [types.Check("OpenVINO's CPU device", bool(found.found), found.reason, found.fix)]
 
@@ -81,13 +63,13 @@ def settings(options: types.CompileOptions) -> dict[str, Any]:
         "INFERENCE_PRECISION_HINT": chosen["precision"] or default,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # else activations meet int8 weights in 8 bits
         "INFERENCE_NUM_THREADS": options.threads.intra_op,
-        "NUM_STREAMS": chosen["streams"] or 1,
+        "NUM_STREAMS": chosen["streams"],
         "ENABLE_CPU_PINNING": False,  # which CPUs a process uses is for its user to say
     }
 
 
 @hookimpl
-def engine_compiled_key(options: types.CompileOptions) -> Mapping[str, str]:
+def engine_compiled_key(options: types.CompileOptions) -> dict[str, str]:
     names = ("FULL_DEVICE_NAME", "OPTIMIZATION_CAPABILITIES")
     key = {**settings(options), **{name: core().get_property("CPU", name) for name in names}}
     key |= {"plugin": VERSION, "openvino": version("openvino")}

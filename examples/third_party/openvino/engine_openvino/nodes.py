@@ -7,8 +7,6 @@ has at most 31 bits, or 24 where it is compared. Constants are looked at here, i
 predict; operators that could make larger numbers are not listed for int64.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,27 +28,26 @@ INDEX_BITS, COMPARED_BITS, FIRST_OPSET = 31, 24, 13
 
 
 class Scope:
-    """Scope of the nodes of a graph: element types, constants and inputs, by name."""
+    """Scope of the nodes of a graph: element types and int64's bits by name; the constants."""
 
-    def __init__(self, graph: Any, folder: Path | None, outer: Scope | None = None) -> None:
+    def __init__(self, graph: Any, folder: Path | None, types: Any, widths: Any, constants: Any):
+        """Add a graph's own names to those around it."""
         from onnx import numpy_helper
 
-        self.folder = folder
-        self.types: dict[str, str] = dict(outer.types) if outer else {}
-        self.constants: dict[str, int] = dict(outer.constants) if outer else {}  # to their bits
-        self.inputs: dict[str, int] = {}  # of the model, to the bits that predict lets through
+        self.folder, self.types, self.widths = folder, {**types}, {**widths}
+        self.constants = {*constants, *(tensor.name for tensor in graph.initializer)}
         for value in (*graph.input, *graph.output, *graph.value_info):
             tensor = value.type.tensor_type
             if tensor.elem_type and tensor.HasField("shape"):  # OpenVINO has to know the rank
                 self.types[value.name] = str(DType.from_onnx(tensor.elem_type))
         for tensor in graph.initializer:
             self.types[tensor.name] = str(DType.from_onnx(tensor.data_type))
-            wide = tensor.data_type == tensor.INT64
-            array = numpy_helper.to_array(tensor, str(folder or "")) if wide else None
-            self.constants[tensor.name] = bits(array)
+            if tensor.data_type == tensor.INT64:
+                self.widths[tensor.name] = bits(numpy_helper.to_array(tensor, str(folder or "")))
         for node in graph.node:
             if node.op_type == "Constant":
-                self.constants[node.output[0]] = max(bits(_value(a)) for a in node.attribute)
+                self.widths[node.output[0]] = max(bits(_value(each)) for each in node.attribute)
+                self.constants.add(node.output[0])
 
     def of(self, node: Any) -> list[str]:
         """Return the element types of a node's inputs and outputs."""
@@ -59,31 +56,27 @@ class Scope:
 
 
 def bits(values: Any) -> int:
-    """Return the bits, beside the sign, that the numbers of an int64 array need; else 0."""
-    if getattr(values, "dtype", None) != np.int64 or not values.size:
+    """Return the bits, beside the sign, that numbers of type int64 need; else 0."""
+    array = np.asarray(values)
+    if array.dtype != np.int64 or not array.size:
         return 0
-    return max((n if n >= 0 else ~n).bit_length() for n in map(int, (values.min(), values.max())))
+    return max((n if n >= 0 else ~n).bit_length() for n in map(int, (array.min(), array.max())))
 
 
 def _value(attribute: Any) -> Any:
     from onnx import helper, numpy_helper
 
     value = helper.get_attribute_value(attribute)
-    if attribute.name in ("value_int", "value_ints"):
-        return np.array(value, np.int64)
-    if isinstance(value, bytes):
-        return value.decode()
-    return numpy_helper.to_array(value) if attribute.type == attribute.TENSOR else value
+    if attribute.type == attribute.TENSOR:
+        return numpy_helper.to_array(value)
+    return value.decode() if isinstance(value, bytes) else value
 
 
-def limits(graph: GraphInfo) -> dict[int, int]:
-    """Return the most bits that the numbers of int64 inputs may have, by position."""
+def limits(graph: GraphInfo) -> dict[str, int]:
+    """Return the most bits that the numbers of int64 inputs may have, by name."""
     compared = {name for node in graph.nodes if node.op_type in COMPARISONS for name in node.inputs}
-    return {
-        index: COMPARED_BITS if spec.name in compared else INDEX_BITS
-        for index, spec in enumerate(graph.inputs)
-        if spec.dtype is DType.INT64
-    }
+    names = [spec.name for spec in graph.inputs if spec.dtype is DType.INT64]
+    return {name: COMPARED_BITS if name in compared else INDEX_BITS for name in names}
 
 
 def unsupported_nodes(source: ModelSource, graph: GraphInfo, typed: Any) -> dict[int, str]:
@@ -91,12 +84,11 @@ def unsupported_nodes(source: ModelSource, graph: GraphInfo, typed: Any) -> dict
 
     typed: the model with the types that onnx infers.
     """
-    opset = next((each.version for each in typed.opset_import if not each.domain), 1)
-    scope = Scope(typed.graph, source.folder or (source.path and source.path.parent))
-    scope.inputs = {graph.inputs[index].name: most for index, most in limits(graph).items()}
-    reasons = {i: next(_faults(n, scope, opset), "") for i, n in enumerate(typed.graph.node)}
-    found = {index: reason for index, reason in reasons.items() if reason}
-    halves = [i for i, node in enumerate(typed.graph.node) if "float16" in scope.of(node)]
+    folder = source.folder or (source.path and source.path.parent)
+    scope = Scope(typed, folder, {}, limits(graph), set())
+    opset, nodes = graph.opsets.get("", 1), list(enumerate(typed.node))
+    found = {at: why for at, node in nodes for why in _faults(node, scope, opset)}
+    halves = [at for at, node in nodes if "float16" in scope.of(node)]
     if not found.keys().isdisjoint(halves):  # to cut between two would round once more
         found = {**dict.fromkeys(halves, "other nodes of float16 are left, too"), **found}
     return found
@@ -116,7 +108,7 @@ def _faults(node: Any, scope: Scope, opset: int) -> Iterator[str]:
         yield from _details(node, scope, types)
     for attribute in node.attribute:
         if attribute.type == attribute.GRAPH:
-            inner = Scope(attribute.g, scope.folder, scope)
+            inner = Scope(attribute.g, scope.folder, scope.types, scope.widths, scope.constants)
             for each in attribute.g.node:
                 yield from _faults(each, inner, opset)
 
@@ -128,9 +120,12 @@ def _details(node: Any, scope: Scope, types: list[str]) -> Iterator[str]:
         is_index = index in indexes and index < len(inputs)
         if value and types[index] not in ({"int64", "int32"} if is_index else TYPES[name]):
             yield f"{name} of {types[index]} is not exact in OpenVINO"
-        if name != "Slice" and scope.constants.get(value, 0) > INDEX_BITS:  # its bounds are clipped
-            yield f"{name} reads {value!r}, which has numbers of more than {INDEX_BITS} bits"
-        if value and index in constants and index < len(inputs) and value not in scope.constants:
+    is_compared = name in COMPARISONS and types[0] == "int64"
+    unknown, most = (64, COMPARED_BITS) if is_compared else (0, INDEX_BITS)
+    for index, value in enumerate(inputs):
+        if name != "Slice" and scope.widths.get(value, unknown) > most:  # its bounds are clipped
+            yield f"{name} of {value!r}, which may need more than {most} bits, is not exact"
+        if value and index in constants and value not in scope.constants:
             yield f"{name} is exact in OpenVINO only where {value!r} is a constant"
     most_inputs, most_outputs = TABLE["most"].get(name, (len(inputs), len(node.output)))
     if len(inputs) > most_inputs or sum(map(bool, node.output)) > most_outputs:
@@ -139,7 +134,3 @@ def _details(node: Any, scope: Scope, types: list[str]) -> Iterator[str]:
         right = TABLE["attributes"].get(name, {}).get(attribute.name)
         if right is not None and _value(attribute) not in right:
             yield f"{name} with this {attribute.name} is not exact in OpenVINO"
-    if name in COMPARISONS and types[0] == "int64":
-        known = {**scope.constants, **scope.inputs}
-        if any(known.get(each, 64) > COMPARED_BITS for each in inputs):
-            yield f"{name} of int64 is exact in OpenVINO only for inputs and small constants"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,8 @@ import numpy as np
 from engine import errors
 from engine.hookspecs import hookimpl
 from engine.host import deadlines
-from engine.types import CompileOptions, Done, MemoryReport, Placement, TensorSpec, Values
-from engine_openvino.loading import OpenVINOModel, refused
+from engine.types import CompileOptions, Done, MemoryReport, Placement, Values
+from engine_openvino.loading import Loaded, refused
 from engine_openvino.manifest import DEVICE, core, settings
 from engine_openvino.nodes import bits, limits
 
@@ -25,7 +23,7 @@ FORM = "compiled.blob"  # its first 32 bytes are the SHA-256 of the rest
 
 
 @hookimpl
-def engine_compile(loaded: OpenVINOModel, options: CompileOptions) -> OpenVINOExecutable:
+def engine_compile(loaded: Loaded, options: CompileOptions) -> Compiled:
     """Compile a model, or import its compiled form."""
     source = loaded.source
     if options.device != DEVICE:
@@ -33,15 +31,15 @@ def engine_compile(loaded: OpenVINOModel, options: CompileOptions) -> OpenVINOEx
     for index, why in loaded.unsupported.items():
         raise refused(source, f"node {index} cannot run on backend 'openvino': {why}")
     if source.compiled is not None:
-        return OpenVINOExecutable(loaded, _imported(source.compiled / FORM, options))
+        return Compiled(loaded, _imported(source.compiled / FORM, options))
     try:
         compiled = core().compile_model(loaded.model, "CPU", settings(options))
     except RuntimeError as error:
-        raise refused(source, error) from error
+        raise refused(source, errors.one_line(error)) from error
     if options.save_to is not None and not source.is_secret:
         form = compiled.export_model().getvalue()
         (options.save_to / FORM).write_bytes(hashlib.sha256(form).digest() + form)
-    return OpenVINOExecutable(loaded, compiled)
+    return Compiled(loaded, compiled)
 
 
 def _imported(file: Path, options: CompileOptions) -> Any:
@@ -54,67 +52,47 @@ def _imported(file: Path, options: CompileOptions) -> Any:
         raise errors.CompiledFormError(f"{file}: {errors.one_line(error)}") from error
 
 
-class OpenVINOExecutable:
-    """An Executable: a compiled model."""
+class Compiled:
+    """An Executable: a compiled model. ports: of OpenVINO's inputs, with the model's positions."""
 
-    def __init__(self, loaded: OpenVINOModel, compiled: Any) -> None:
-        self.inputs = loaded.inputs
-        self.outputs = loaded.outputs
-        self.source = loaded.source
-        self.compiled = compiled
-        self.concurrency = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+    def __init__(self, loaded: Loaded, model: Any) -> None:
+        self.source, self.graph, self.model = loaded.source, loaded.graph, model
+        self.inputs, self.outputs, self.written = loaded.inputs, loaded.outputs, model.outputs
+        self.concurrency = int(model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         self.limits = limits(loaded.graph)
-        self.read = list(_matched(loaded, compiled.inputs))
-        self.written = list(compiled.outputs)
-        self._graph = loaded.graph
-        if len(self.written) != len(self.outputs):
-            raise refused(self.source, "OpenVINO's model has other outputs")
+        names = [spec.name for spec in self.inputs]
+        found = [port.node.friendly_name for port in model.inputs]
+        if len(found) == len(names):  # one that a node passes on unchanged has another name
+            found = names
+        if not {*found} <= {*names} or len(self.written) != len(self.outputs):
+            raise refused(self.source, f"OpenVINO's model has other inputs or outputs: {found}")
+        self.ports = list(zip(map(names.index, found), model.inputs))  # without those never read
 
-    def open_context(self) -> OpenVINOContext:
-        return OpenVINOContext(self)
+    def open_context(self) -> Request:
+        return Request(self)
 
-    def placement(self) -> Sequence[Placement]:
+    def placement(self) -> list[Placement]:
         return [
             Placement(
-                index=node.index,
-                node=node.name,
-                op_type=node.op_type,
-                backend="openvino",
-                device=str(DEVICE),
-                provider="cpu",
-                reason="OpenVINO computes it exactly",
+                index=node.index, node=node.name, op_type=node.op_type, backend="openvino",
+                device=str(DEVICE), provider="cpu", reason="OpenVINO computes it exactly",
             )
-            for node in self._graph.nodes
-        ]
+            for node in self.graph.nodes
+        ]  # fmt: skip
 
     def memory(self) -> MemoryReport:
-        return MemoryReport(weights_bytes=sum(each.nbytes for each in self._graph.parameters))
+        return MemoryReport(weights_bytes=sum(each.nbytes for each in self.graph.parameters))
 
     def close(self) -> None:
-        self.compiled = None
+        self.model = None
 
 
-def _matched(loaded: OpenVINOModel, ports: list[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield OpenVINO's inputs, each with the position that it has among the model's.
+class Request:
+    """An ExecutionContext: one inference request."""
 
-    It leaves out inputs that no node reads, and renames one that a node passes on unchanged.
-    """
-    names = [spec.name for spec in loaded.inputs]
-    for at, port in enumerate(ports):
-        name = port.node.friendly_name
-        if name not in names and len(ports) != len(names):
-            raise refused(loaded.source, f"OpenVINO's input {name!r} is none of {names}")
-        yield names.index(name) if name in names else at, port
-
-
-class OpenVINOContext:
-    """An ExecutionContext: one inference request. begun: the predict that nobody waits for."""
-
-    def __init__(self, executable: OpenVINOExecutable) -> None:
-        self.executable = executable
-        self.request = executable.compiled.create_infer_request()
-        self.is_cancelled = False
-        self.begun: BegunPredict | None = None
+    def __init__(self, compiled: Compiled) -> None:
+        self.compiled, self.is_cancelled = compiled, False
+        self.request = compiled.model.create_infer_request()
 
     def cancel(self) -> None:
         """Stop the predict at the end of the operator that runs."""
@@ -122,36 +100,42 @@ class OpenVINOContext:
         self.request.cancel()
 
     def start(self, inputs: Values) -> None:
-        import openvino
+        for spec, value in zip(self.compiled.inputs, inputs):
+            most, got = self.compiled.limits.get(spec.name, 64), bits(value)
+            if got > most:
+                why = f"expected numbers of at most {most} bits, got {got}; use target 'cpu'"
+                raise errors.InputError(f"input {spec.name!r}: {why}", spec.name)
+        for index, port in self.compiled.ports:  # copied: OpenVINO may write to shared memory
+            tensor, value = self.request.get_tensor(port), np.asarray(inputs[index])
+            tensor.shape = value.shape
+            np.copyto(tensor.data, value)
+        self.request.start_async()
+        if self.is_cancelled:  # OpenVINO forgets a cancel before the start
+            self.request.cancel()
 
-        executable, request = self.executable, self.request
-        for index, most in executable.limits.items():
-            _check(executable.inputs[index].name, inputs[index], most)
-        try:
-            for index, port in executable.read:  # copied: OpenVINO may write to shared memory
-                dtype = executable.inputs[index].dtype.numpy  # numpy has two int64s
-                request.set_tensor(port, openvino.Tensor(np.asarray(inputs[index]).view(dtype)))
-            request.start_async()
-            if self.is_cancelled:  # OpenVINO forgets a cancel before the start
-                request.cancel()
-        except RuntimeError as error:
-            raise self.failure(error) from error
-
-    def failure(self, error: BaseException, is_late: bool = False) -> Exception:
-        """Return what to raise for what OpenVINO raised."""
+    def failure(self, error: BaseException, deadline_s: float | None) -> BaseException:
+        """Return what to raise for what OpenVINO raised; another exception itself."""
+        if isinstance(error, errors.EngineError) or not isinstance(error, RuntimeError):
+            return error
         if self.is_cancelled:
             return errors.Cancelled("a predict was cancelled")
-        if is_late:
+        if deadline_s is not None and time.monotonic() >= deadline_s:
             return errors.DeadlineExceeded("a predict was stopped at its deadline")
-        return refused(self.executable.source, error)
+        return refused(self.compiled.source, errors.one_line(error))
 
     def results(self, outputs: Values | None) -> Values:
+        """Return copies: the next run writes OpenVINO's own memory again."""
         if self.is_cancelled:  # too late to stop it
             raise errors.Cancelled("a predict was cancelled")
-        written, specs = self.executable.written, self.executable.outputs
-        buffers = outputs or [None] * len(specs)
-        tensors = map(self.request.get_tensor, written)
-        values = [_result(*each) for each in zip(tensors, specs, buffers)]
+        specs, ports, values = self.compiled.outputs, self.compiled.written, []
+        buffers: Any = outputs or [None] * len(specs)
+        for spec, port, buffer in zip(specs, ports, buffers):
+            data = self.request.get_tensor(port).data
+            if buffer is not None and buffer.shape != data.shape:
+                shapes = f"expected a buffer of shape {data.shape}, got {buffer.shape}"
+                raise errors.InputError(f"output {spec.name!r}: {shapes}", spec.name)
+            values.append(np.empty_like(data) if buffer is None else buffer)
+            np.copyto(values[-1], data)
         return values if outputs is None or any(each is None for each in outputs) else outputs
 
     def close(self) -> None:
@@ -160,100 +144,69 @@ class OpenVINOContext:
 
 @hookimpl
 def engine_predict(
-    context: OpenVINOContext, inputs: Values, outputs: Values | None, deadline_s: float | None
+    context: Request, inputs: Values, outputs: Values | None, deadline_s: float | None
 ) -> Values:
-    request, is_late = context.request, False
+    request = context.request
     try:
         context.start(inputs)
-        if deadline_s is not None and not context.is_cancelled:
-            is_late = not request.wait_for(int(1000 * max(0.0, deadline_s - time.monotonic())))
-        if is_late:
-            request.cancel()
+        if deadline_s is not None:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            if not request.wait_for(1 + int(1000 * left_s)):  # not a moment before it
+                request.cancel()
         request.wait()
     except BaseException as error:
         with suppress(RuntimeError):  # after a signal handler's exception it may still run
             request.cancel()
             request.wait()
-        if isinstance(error, errors.EngineError) or not isinstance(error, RuntimeError):
-            raise
-        raise context.failure(error, is_late) from error
+        raise context.failure(error, deadline_s)  # noqa: B904 - it may be the error itself
     return context.results(outputs)
 
 
 @hookimpl
 def engine_predict_async(
-    context: OpenVINOContext,
-    inputs: Values,
-    outputs: Values | None,
-    deadline_s: float | None,
-    done: Done,
+    context: Request, inputs: Values, outputs: Values | None, deadline_s: float | None, done: Done
 ) -> bool:
-    context.begun = begun = BegunPredict(context, outputs, deadline_s, done)
-    context.request.set_callback(_ended, context)
+    begun = Begun(context, outputs, deadline_s, done)
+    context.request.set_callback(Begun.end, begun)
     try:
         context.start(inputs)
-    except BaseException:
-        context.begun = None
-        raise
+    except BaseException as error:
+        begun.done = True  # the end of the request's next run is not its own
+        raise context.failure(error, None)  # noqa: B904 - as above
     begun.expire()
     return True
 
 
-def _ended(context: OpenVINOContext) -> None:
-    """End what was begun: OpenVINO calls this at the end of each run, also one waited for."""
-    begun, context.begun = context.begun, None
-    if begun is not None:
-        begun.end()
-
-
-class BegunPredict:
+class Begun:
     """A predict that OpenVINO ends by a call, unless it failed or was stopped: that is looked for.
 
     done, deadline_s, expire: see engine.host.deadlines, which knows the moment of the next look.
     """
 
-    def __init__(
-        self, context: OpenVINOContext, outputs: Values | None, limit_s: float | None, tell: Done
-    ) -> None:
-        self.context, self.outputs, self.tell = context, outputs, tell
-        self.limit_s = math.inf if limit_s is None else limit_s
-        self.deadline_s, self.done, self.is_late = 0.0, False, False
+    def __init__(self, context: Request, outputs: Values | None, limit_s: float | None, tell: Done):
+        self.context, self.outputs, self.limit_s, self.tell = context, outputs, limit_s, tell
+        self.deadline_s, self.done = 0.0, False
 
     def expire(self) -> None:
-        request = self.context.request
-        if not self.is_late and time.monotonic() >= self.limit_s:
-            self.is_late = True
-            request.cancel()
+        request, now = self.context.request, time.monotonic()
         try:
+            if self.limit_s is not None and now >= self.limit_s:
+                request.cancel()
             if not request.wait_for(0):
-                self.deadline_s = time.monotonic() + LOOK_S
+                self.deadline_s = now + LOOK_S
                 deadlines.watch(self)
         except RuntimeError as error:
-            self.end(self.context.failure(error, self.is_late))
+            self.end(self.context.failure(error, self.limit_s))
 
     def end(self, error: BaseException | None = None) -> None:
-        values, is_first, self.done = None, not self.done, True
+        """Tell the end, once: OpenVINO also calls at the end of later runs that are waited for."""
+        if self.done:
+            return
+        self.done, values = True, None
         try:
-            values = self.context.results(self.outputs) if is_first and error is None else None
+            values = self.context.results(self.outputs) if error is None else None
         except Exception as failure:
             error = failure
-        if is_first:  # else the request runs its next predict already
-            self.tell(values, error)
-
-
-def _check(name: str, value: Any, most: int) -> None:
-    if bits(value) > most:
-        expected = f"expected numbers of at most {most} bits, as OpenVINO computes int64"
-        got = f"got {value.min()} to {value.max()}; use target 'cpu'"
-        raise errors.InputError(f"input {name!r}: {expected}, {got}", name)
-
-
-def _result(tensor: Any, spec: TensorSpec, buffer: Any) -> Any:
-    """Copy a result: the request's next run writes its memory again."""
-    if buffer is None:
-        return np.array(tensor.data)
-    if buffer.shape != tensor.data.shape:
-        shapes = f"expected a buffer of shape {tensor.data.shape}, got {buffer.shape}"
-        raise errors.InputError(f"output {spec.name!r}: {shapes}", spec.name)
-    np.copyto(buffer, tensor.data)
-    return buffer
+        tell = self.tell
+        del self.tell, self.outputs  # the request keeps this object until another is begun
+        tell(values, error)

@@ -13,7 +13,7 @@ from functools import partial
 
 from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, helper
 
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine_cpu.errors import explained, is_lack
 from engine_cpu.known_issues import OPERATORS, known_issue
 from engine_cpu.node_rules import breaches
@@ -294,6 +294,5 @@ def _tried(make: Callable[[], ModelProto | None]) -> ModelProto | None:
     except MemoryError:
         raise
     except Exception as error:  # its exceptions have no common base
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         return None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import onnxruntime as ort
 
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine_cpu import thread_pool
 from engine_cpu.errors import unknown_operator
 
@@ -58,7 +58,6 @@ def _take(model: bytes) -> Trial:
             model, options, providers=["CPUExecutionProvider"], enable_fallback=0
         )
     except Exception as error:  # ONNX Runtime's exceptions have no common base
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         return Trial(str(error) or type(error).__name__)
     return Trial("", tuple(output.type for output in session.get_outputs()))

@@ -43,6 +43,13 @@ class Result:
     error: float = 0.0
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def only_on(self, backend: str) -> str:
+        """Return the other backends that ran the whole model; "" where `backend` ran a node.
+
+        "" too where the model was not built.
+        """
+        return "" if backend in self.nodes else ", ".join(self.nodes)
+
 
 class Score:
     """The results of a run of the suite on `backend`, by name."""
@@ -70,6 +77,16 @@ class Score:
         """The tests that ended in one of these ways."""
         return [result for result in self.results if result.status in statuses]
 
+    @property
+    def faults(self) -> list[Result]:
+        """The tests that show a fault of this backend."""
+        return [result for result in self.of(*FAULTS) if not result.only_on(self.backend)]
+
+    @property
+    def faults_elsewhere(self) -> list[Result]:
+        """The tests that show a fault of other backends, which ran the whole model."""
+        return [result for result in self.of(*FAULTS) if result.only_on(self.backend)]
+
     def elsewhere(self) -> dict[str, list[Result]]:
         """The tests that have a node on another backend, by that backend."""
         found: dict[str, list[Result]] = defaultdict(list)
@@ -82,13 +99,15 @@ class Score:
     def by_reason(self) -> list[list[Result]]:
         """The tests that did not pass, those of one status and like reason together.
 
+        Those of other backends, which ran the whole model, are not among the backend's own.
+
         Faults come first, then the largest groups.
         """
-        groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
+        groups: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
         for result in self.results:
             if result.status is not Status.PASSED:
                 like = re.sub(r"'[^']*'|\[[^\]]*\]|\d+", "*", result.reason)
-                groups[result.status, like].append(result)
+                groups[result.status, like, result.only_on(self.backend)].append(result)
         return sorted(
             groups.values(), key=lambda group: (group[0].status not in FAULTS, -len(group))
         )
@@ -100,7 +119,12 @@ class Score:
             "operators": self.operators._counts(),
             "light_models": self.light._counts(),
             "elsewhere": {name: len(tests) for name, tests in self.elsewhere().items()},
-            "tests": [asdict(result) for result in self.results],
+            "faults": len(self.faults),
+            "faults_elsewhere": len(self.faults_elsewhere),
+            "tests": [
+                asdict(result) | {"only_on": result.only_on(self.backend)}
+                for result in self.results
+            ],
         }
 
     def _counts(self) -> dict[str, int]:

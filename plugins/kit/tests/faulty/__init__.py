@@ -25,6 +25,7 @@ from engine.types import (
     MemoryReport,
     ModelSource,
     Placement,
+    PredictOptions,
     Values,
 )
 from engine_testing import null_device as null
@@ -168,15 +169,26 @@ class Faulty:
 
     @hookimpl
     def engine_predict(
-        self, context: Context, inputs: Values, outputs: Values | None, deadline_s: float | None
+        self,
+        context: Context,
+        inputs: Values,
+        outputs: Values | None,
+        deadline_s: float | None,
+        options: PredictOptions | None = None,
     ) -> Values:
-        return self.predict(context, inputs, outputs, deadline_s)
+        return self.predict_with(context, inputs, outputs, deadline_s, options)
 
     @hookimpl
     def engine_predict_async(
-        self, context: Any, inputs: Values, outputs: Any, deadline_s: float | None, done: Done
+        self,
+        context: Any,
+        inputs: Values,
+        outputs: Any,
+        deadline_s: float | None,
+        done: Done,
+        options: PredictOptions | None = None,
     ) -> bool:
-        return self.predict_async(context, inputs, outputs, deadline_s, done)
+        return self.begin_with(context, inputs, outputs, deadline_s, done, options)
 
     @hookimpl
     def engine_compiled_key(self, options: CompileOptions) -> Any:
@@ -283,6 +295,12 @@ class Faulty:
     def prepare(self, executable: Executable, shapes: Any, progress: Any, cancel: Any) -> None:
         executable.inner.prepare(shapes, progress, cancel)
 
+    def predict_with(self, context, inputs, outputs, deadline_s, options) -> Values:
+        return self.predict(context, inputs, outputs, deadline_s)
+
+    def begin_with(self, context, inputs, outputs, deadline_s, done, options) -> bool:
+        return self.predict_async(context, inputs, outputs, deadline_s, done)
+
     def compiled_key(self, options: CompileOptions) -> Any:
         return null.engine_compiled_key(options)
 
@@ -366,6 +384,7 @@ from faulty import (  # noqa: E402
     meanings,
     numbers,
     ownership,
+    predict_options,
     prepared,
     process,
     profile,
@@ -391,6 +410,7 @@ __all__ = [
     "meanings",
     "numbers",
     "ownership",
+    "predict_options",
     "prepared",
     "process",
     "profile",

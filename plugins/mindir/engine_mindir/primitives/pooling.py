@@ -9,13 +9,7 @@ import numpy as np
 from engine_mindir.emit import Emitter
 from engine_mindir.primitives import primitive
 from engine_mindir.primitives.axes import axes_of
-from engine_mindir.primitives.convolution import (
-    batched,
-    check_layout,
-    mode_of,
-    pads_of,
-    spatial,
-)
+from engine_mindir.primitives.convolution import batched, check_layout, mode_of, pads_of, spatial
 from engine_mindir.values import DType, Value
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from emulated_ascend.device import Stream
 from emulated_ascend.libraries import Library, libraries
 from emulated_ascend.machine import OK, machine
-from engine.distributed.host import host_collectives
+from engine.distributed.compose import host_collectives
 from engine.distributed.local import LocalCommunicator
 from engine.distributed.store import ConnectedStore, GroupStore, StoreServer, connect
 from engine.errors import CommunicatorError

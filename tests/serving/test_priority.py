@@ -1,0 +1,220 @@
+"""Requests of several priorities: the highest that waits is served first, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from steps import GATED, in_threads, result, wait_until
+
+from engine import CancelToken
+from engine.errors import Cancelled, DeadlineExceeded
+from engine.host.fair_semaphore import CallbackWaiter, FairSemaphore
+from engine.types import PredictOptions
+
+TELLING = """
+told, sizes = [], []
+gated_predict = engine_predict
+
+@hookimpl
+def engine_predict(context, inputs, outputs, deadline_s, options=None):
+    told.append(options)
+    sizes.append(inputs[0].shape[0])
+    return gated_predict(context, inputs, outputs, deadline_s)
+"""
+
+
+def row(value: float) -> Any:
+    return np.full((1, 3), value, np.float32)
+
+
+def waiting(runner: Any) -> int:
+    return int(runner.statistics().waiting)
+
+
+@pytest.mark.parametrize("way", ["submit", "predict", "async"])
+def test_the_highest_priority_is_served_first_and_then_who_came_first(
+    way: str, gated: Any, make: Any
+) -> None:
+    runner = make(1, target="gated")
+    priorities = [0, -3, 5, 0, 5, 100, -3, -100]
+    served: list[Any] = []
+    with ThreadPoolExecutor(len(priorities) + 1) as threads:
+        first = threads.submit(runner.predict, [row(1000)])
+        wait_until(lambda: gated.begun)
+
+        def ask(number: int) -> Any:
+            asked = {"priority": priorities[number]}
+            if way == "submit":
+                return runner.submit([row(number)], **asked).result(120)
+            if way == "async":
+                return asyncio.run(awaited(runner, number, asked))
+            return runner.predict([row(number)], **asked)
+
+        for number in range(len(priorities)):
+            served.append(threads.submit(ask, number))
+            wait_until(lambda count=number + 1: waiting(runner) == count)
+        gated.go.set()
+        assert result(first.result(120)) == [[2001.0] * 3]
+        for number, call in enumerate(served):
+            assert result(call.result(120)) == [[2.0 * number + 1] * 3]
+    assert gated.begun == [1000, 5, 2, 4, 0, 3, 1, 6, 7]
+
+
+async def awaited(runner: Any, number: int, asked: Any) -> Any:
+    return await runner.predict_async([row(number)], **asked)
+
+
+def test_requests_of_a_shared_run_have_its_id_and_their_highest_priority(
+    make: Any, install: Any
+) -> None:
+    module = install("shared_gated", extra=GATED + TELLING)
+    module.go.set()
+    runner = make(1, target="shared_gated", max_batch_size=4, max_delay_us=0)
+    module.go.clear()
+    module.told.clear()
+    module.sizes.clear()
+    module.begun.clear()
+    with ThreadPoolExecutor(8) as threads:
+        first = threads.submit(runner.predict, [row(1000)], request_id="first")
+        wait_until(lambda: module.begun)
+        calls = []
+        for number, priority in enumerate([0, -1, 7, 0, 0, 9]):
+            calls.append(runner.submit([row(number)], priority=priority))
+            wait_until(lambda count=number + 1: waiting(runner) == count)
+        module.go.set()
+        assert result(first.result(120)) == [[2001.0] * 3]
+        for number, call in enumerate(calls):
+            assert result(call.result(120)) == [[2.0 * number + 1] * 3]
+    assert module.sizes == [1, 4, 2]  # 9, 7, and the first two of 0; then 0 and -1
+    alone, shared, last = module.told
+    assert alone == PredictOptions(id="first")
+    assert (shared.priority, last.priority) == (9, 0)
+    assert shared.id != last.id
+    assert shared.id
+
+
+def test_the_rest_of_a_shared_run_whose_first_is_cancelled_is_served_by_priority(
+    make: Any, install: Any
+) -> None:
+    module = install("leader_gated", extra=GATED + TELLING)
+    module.go.set()
+    runner = make(1, target="leader_gated", max_batch_size=2, max_delay_us=0)
+    with ThreadPoolExecutor(8) as threads:
+        module.go.clear()
+        module.begun.clear()
+        first = threads.submit(runner.predict, [row(1000)])
+        wait_until(lambda: module.begun)
+        token = CancelToken()
+        leader = runner.submit([row(1)], cancel=token, priority=2)
+        taken = runner.submit([row(2)], priority=1)
+        later = [runner.submit([row(3)], priority=p) for p in (0, 3)]
+        wait_until(lambda: waiting(runner) == 4)
+        token.cancel()
+        module.go.set()
+        with pytest.raises(Cancelled):
+            leader.result(120)
+        assert result(first.result(120)) == [[2001.0] * 3]
+        assert result(taken.result(120)) == [[5.0] * 3]
+        assert [result(each.result(120)) for each in later] == [[[7.0] * 3]] * 2
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_many_clients_with_priorities_deadlines_and_cancels_get_their_own_results(
+    batch: int, make: Any
+) -> None:
+    config = {"null_context": {"delay_s": "0.001"}}
+    runner = make(2, config=config, max_batch_size=batch)
+    ended: list[str] = []
+
+    def work(thread: int) -> None:
+        draw = random.Random(thread)
+        for call in range(25):
+            value = 100 * thread + call
+            priority = draw.choice([-100, -1, 0, 0, 0, 1, 100])
+            token = CancelToken() if draw.random() < 0.3 else None
+            timer = threading.Timer(draw.random() / 100, token.cancel) if token else None
+            timeout_s = draw.choice([None, None, 60, 0.005])
+            if timer is not None:
+                timer.start()
+            try:
+                asked = {"priority": priority, "cancel": token, "timeout_s": timeout_s}
+                if draw.random() < 0.5:
+                    outputs = runner.predict([row(value)], **asked)
+                else:
+                    outputs = runner.submit([row(value)], **asked).result(120)
+                assert result(outputs) == [[2.0 * value + 1] * 3]
+                ended.append("completed")
+            except (Cancelled, DeadlineExceeded) as error:
+                ended.append(type(error).__name__)
+            finally:
+                if timer is not None:
+                    timer.join()
+
+    in_threads(8, work)
+    assert len(ended) == 8 * 25
+    assert ended.count("completed") > 40
+    wait_until(lambda: runner.statistics().running == 0)
+    assert waiting(runner) == 0
+    assert result(runner.predict([row(1)])) == [[3.0] * 3]
+
+
+class Waits(CallbackWaiter):
+    __slots__ = ("name", "order")
+
+    def __init__(self, name: str, order: list[str], priority: int = 0) -> None:
+        super().__init__(None, priority)
+        self.name, self.order = name, order
+
+    def admitted(self) -> None:
+        self.order.append(self.name)
+
+
+def test_nothing_passes_a_barrier_whatever_its_priority() -> None:
+    semaphore = FairSemaphore(1)
+    order: list[str] = []
+    assert semaphore.acquire()
+    waiters = [
+        Waits("low before", order, -100),
+        Waits("before", order),
+        Waits("barrier", order),
+        Waits("after", order),
+        Waits("high after", order, 100),
+    ]
+    for waiter in waiters:
+        semaphore.enqueue(waiter, is_barrier=waiter.name == "barrier")
+    semaphore.release()
+    for _ in waiters:
+        [owner] = semaphore._holders
+        semaphore.release(owner)
+    assert order == ["before", "low before", "barrier", "high after", "after"]
+    assert (semaphore.waiting, semaphore.running) == (0, 0)
+
+
+def test_what_comes_back_to_the_queue_comes_before_others_of_its_priority() -> None:
+    semaphore = FairSemaphore(1)
+    order: list[str] = []
+
+    class Shareable:
+        is_done = False
+
+    assert semaphore.acquire()
+    for name, priority in (("a", 0), ("b", 2), ("c", 0)):
+        waiter = Waits(name, order, priority)
+        waiter.request = Shareable()
+        semaphore.enqueue(waiter)
+    taken = semaphore.dequeue(lambda request: True)
+    assert [waiter.name for waiter in taken] == ["b", "a", "c"]
+    semaphore.enqueue(Waits("d", order))
+    semaphore.enqueue(Waits("e", order, 2))
+    semaphore.requeue(taken)
+    semaphore.release()
+    for _ in range(5):
+        [owner] = semaphore._holders
+        semaphore.release(owner)
+    assert order == ["b", "e", "a", "c", "d"]
