@@ -1,7 +1,8 @@
 """Time of rewritten graphs over the originals', on plain ONNX Runtime with one thread.
 
-    python bench/rewrites.py ORIGINAL.onnx CANDIDATE.onnx ... [--corpus DIR]
+    python bench/rewrites.py ORIGINAL.onnx CANDIDATE.onnx ... [--corpus DIR] [--mode MODE ...]
 
+--mode: Model.predict with the option `rewrites` as the cpu backend has it (off, exact, on).
 A round times the original, a second session of it (the A/A control) and each candidate, in an order
 drawn anew, a few milliseconds each by the process's CPU time. The machine may be busy: neighbours
 in time are compared, short timings find quiet moments, and the interval says how sure the figure
@@ -18,11 +19,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+
+import engine
 
 sys.path.insert(0, str(Path(__file__).parent / "real_models"))
 from corpus import entries
@@ -110,9 +114,18 @@ def difference(results: Sequence[Any], expected: Sequence[Any]) -> float:
     return worst
 
 
+def _of_mode(path: Path, mode: str, feeds: Mapping[str, Any]) -> Callable[[], Sequence[Any]]:
+    """Return a predict with one thread, of arrays in the model's order."""
+    config = {"cpu_context": {"rewrites": mode}}
+    model = engine.load(path, target="cpu", threads=1, config=config)
+    arrays = [feeds[spec.name] for spec in model.inputs]
+    return lambda: [np.asarray(result) for result in model.predict(arrays)]
+
+
 def main() -> None:
     """Print a line for each candidate."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mode", action="append", default=[])
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each candidate")
@@ -120,20 +133,22 @@ def main() -> None:
     original, *candidates = given.models
     corpus = {entry.name: entry for entry in entries(given.corpus or original.parent)}
     feeds = corpus[original.stem].feeds()
-    sessions = {str(path): session(path) for path in candidates}
+    runs: dict[str, Callable[[], Any]] = {
+        str(path): partial(session(path).run, None, feeds) for path in candidates
+    }
+    for mode in given.mode:
+        runs[f"rewrites = {mode}"] = _of_mode(original, mode, feeds)
     first, second = session(original), session(original)
     expected = first.run(None, feeds)
     figures = compare(
         lambda: first.run(None, feeds),
         lambda: second.run(None, feeds),
-        {name: lambda own=own: own.run(None, feeds) for name, own in sessions.items()},
+        runs,
         seconds=given.seconds,
     )
     for name, figure in figures.items():
-        own = sessions.get(name)
-        error = (
-            "" if own is None else f"  differs by {difference(own.run(None, feeds), expected):.1e}"
-        )
+        own = runs.get(name)
+        error = "" if own is None else f"  differs by {difference(own(), expected):.1e}"
         print(f"{name:50} {figure}  original {figure.seconds * 1e3:.3f} ms{error}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelError
@@ -52,7 +52,7 @@ class CpuExecutable:
         self._reason = "onnxruntime runs every node of an ONNX model on the host"
         if options.precision == "preferred_fp16":
             self._reason += "; in fp32, because it has no faster fp16 kernels here"
-        self._rewritten = loaded.rewritten
+        self._rewritten, self._leads = loaded.rewritten, loaded.leads
         self._session = loaded.session
         self._arena = loaded.arena
         self._form = loaded.form
@@ -64,7 +64,7 @@ class CpuExecutable:
             self._inside_bytes = loaded.form.named.inside_bytes
         self._observed: Observed | None = None
         if loaded.form is None:
-            self._observed = Observed.of(loaded.read, options)
+            self._observed = Observed.of(loaded.read, options, loaded.leads)
         self._layout = Layout(self.inputs, self.outputs)
         self._context = CpuContext
         if not self._layout.is_plain:
@@ -123,7 +123,9 @@ class CpuExecutable:
 
         assert self._session is not None, "profile after close"
         optimised = None if self._observed is None else self._observed.optimised()
-        return kernel_times(self._session, self._graph_info, optimised, self._rewritten)
+        return kernel_times(
+            self._session, self._graph_info, optimised, self._rewritten, self._leads
+        )
 
     def memory(self) -> MemoryReport:
         """Report what the session has mapped of a compiled form, else the weights as the file has.
@@ -160,8 +162,10 @@ class Observed:
 
     KEPT_BYTES = 1 << 20
 
-    def __init__(self, source: ModelSource, options: CompileOptions) -> None:
-        self._graph = graph_of(source)
+    def __init__(
+        self, source: ModelSource, options: CompileOptions, leads: Mapping[int, int]
+    ) -> None:
+        self._graph, self._leads = graph_of(source), leads
         self._model: bytes | str = str(source.path) if source.data is None else source.data
         self._folder = source.folder if source.data is not None else None
         self._identity = self._identify()
@@ -172,7 +176,9 @@ class Observed:
         self._is_known = False
 
     @classmethod
-    def of(cls, source: ModelSource, options: CompileOptions) -> Observed | None:
+    def of(
+        cls, source: ModelSource, options: CompileOptions, leads: Mapping[int, int]
+    ) -> Observed | None:
         """Prepare for the question; None for a model that is no longer there when it is asked."""
         if source.files or (source.data is not None and len(source.data) > cls.KEPT_BYTES):
             return None
@@ -181,7 +187,7 @@ class Observed:
         # Of the options only what decides on the graph; what is shared is not asked for again.
         shared = ("thread_pool", "workspace")
         settings = {key: text for key, text in options.options.items() if key not in shared}
-        return cls(source, CompileOptions(device=options.device, options=settings))
+        return cls(source, CompileOptions(device=options.device, options=settings), leads)
 
     def states(self) -> NodeStates | None:
         """Return the states, from a session made for the purpose; None where there is none."""
@@ -191,7 +197,7 @@ class Observed:
             if not self._is_known:
                 optimised = self.optimised()
                 if optimised is not None:
-                    self._states = node_states(self._graph, optimised)
+                    self._states = node_states(self._graph, optimised, self._leads)
                 self._is_known = True
             return self._states
 

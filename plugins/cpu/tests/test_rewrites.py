@@ -1,0 +1,315 @@
+"""Rewritten models compute the same, within the bound of each pattern; what only looks alike stays.
+
+Every pattern draws graphs that it matches, and graphs that differ from these in one respect.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import helper
+
+import engine
+from engine import Model
+from engine.backends import open_backend
+from engine.formats import open_source
+from engine.types import CompileOptions, Device, NodeState
+from engine_cpu.compiled import compiled_key
+from engine_cpu.rewrites import PATTERNS, key, patterns
+
+Build = Callable[..., Model]
+Array = np.ndarray[Any, Any]
+Random = np.random.Generator
+node = helper.make_node
+
+SPECIAL = np.array(
+    [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 1e-39, -1e-39, 3e38, -3e38, 0.3, -0.3],
+    np.float32,
+)
+
+
+class Drawn(NamedTuple):
+    """A graph. expected: its result in float64, where it may differ from the original's."""
+
+    nodes: list[Any]
+    inputs: list[str]
+    constants: dict[str, Any]
+    feeds: dict[str, Array]
+    expected: Array | None = None
+    opset: int = 17
+    outputs: tuple[str, ...] = ("y:float[]",)
+
+
+def image(random: Random, channels: int, special: bool = False) -> Array:
+    shape = (int(random.integers(1, 3)), channels, *random.integers(1, 9, 2).tolist())
+    if special:
+        return random.choice(SPECIAL, shape).astype(np.float32)
+    return random.standard_normal(shape).astype(np.float32)
+
+
+def with_conv(random: Random, drawn: Drawn, channels: int) -> Drawn:
+    """The same behind a convolution that keeps every value; with a kernel after it, or none."""
+    ones = np.ones((channels, 1, 1, 1), np.float32)
+    conv = node("Conv", ["image", "ones"], ["x"], group=channels, name="conv")
+    inputs = [text.replace("x:", "image:") for text in drawn.inputs]
+    feeds = {("image" if name == "x" else name): value for name, value in drawn.feeds.items()}
+    constants = {**drawn.constants, "ones": ones}
+    nodes = [conv, *drawn.nodes]
+    return drawn._replace(nodes=nodes, inputs=inputs, constants=constants, feeds=feeds)
+
+
+def draw_prelu(random: Random, near: bool) -> Drawn:
+    channels = int(random.choice([1, 3, 8, 16, 17, 32]))
+    slopes = random.standard_normal(channels).astype(np.float32).reshape(channels, 1, 1)
+    slopes = slopes * float(random.choice([1.0, 1.0, 0.0]))
+    slopes = slopes if random.random() < 0.5 else slopes[None]
+    x = image(random, channels, special=True)
+    feeds, constants = {"x": x}, {"slope": slopes}
+    drawn = Drawn([node("PRelu", ["x", "slope"], ["y"], name="p")],
+                  [f"x:float[n,{channels},h,w]"], constants, feeds)  # fmt: skip
+    if not near:
+        if random.random() < 0.7:
+            return with_conv(random, drawn, channels)
+        height, width = x.shape[2:]
+        return drawn._replace(inputs=[f"x:float[n,{channels},{height},{width}]"])
+    kind = random.integers(6)
+    if kind == 0:  # of any size, as no Conv has it: it may be empty
+        return drawn._replace(feeds={"x": x[:, :, :0]} if random.random() < 0.5 else feeds)
+    if kind == 1:  # a caller's
+        return with_conv(random, drawn._replace(
+            inputs=[*drawn.inputs, f"slope:float[{channels},1,1]"], constants={},
+            feeds={**feeds, "slope": slopes.reshape(channels, 1, 1)}), channels)  # fmt: skip
+    if kind == 2:  # a slope that is no number
+        return with_conv(random, drawn._replace(constants={"slope": slopes * np.float32(np.nan)}),
+                         channels)  # fmt: skip
+    if kind == 3:  # a slope for each column
+        columns = random.standard_normal((1, 1, 1, x.shape[3])).astype(np.float32)
+        columns[..., -1] += 1
+        columns = np.concatenate([columns, columns + 1], 3)
+        x = np.concatenate([x, x], 3)
+        return with_conv(random, drawn._replace(constants={"slope": columns}, feeds={"x": x}),
+                         channels)  # fmt: skip
+    if kind == 4:  # in float64
+        return drawn._replace(inputs=[f"x:double[1,{channels},2,2]"],
+                              constants={"slope": slopes.astype(np.float64)},
+                              feeds={"x": np.ones((1, channels, 2, 2))},
+                              outputs=("y:double[]",))  # fmt: skip
+    wide = x[..., 0]  # a sequence, of rank 3
+    return drawn._replace(inputs=[f"x:float[n,{channels},3]"],
+                          constants={"slope": slopes.reshape(channels, 1)},
+                          feeds={"x": np.repeat(wide[:, :, :1], 3, 2)})  # fmt: skip
+
+
+def draw_leaky_relu(random: Random, near: bool) -> Drawn:
+    channels = int(random.choice([1, 3, 8, 16, 17]))
+    x = image(random, channels, special=True)
+    slope = float(random.choice([0.25, -0.5, 0.0, -0.0, 1e-40, 3e38, random.standard_normal()]))
+    shape = [(1,), (1, 1, 1), (channels, 1, 1), ()][random.integers(4)]
+    slopes = np.full(shape, slope, np.float32)
+    drawn = Drawn([node("PRelu", ["x", "slope"], ["y"], name="p")],
+                  [f"x:float[n,{channels},h,w]"], {"slope": slopes}, {"x": x})  # fmt: skip
+    if not near:
+        return with_conv(random, drawn, channels) if random.random() < 0.5 else drawn
+    kind = random.integers(4)
+    if kind == 0:
+        slopes = np.full(shape, random.choice([np.nan, np.inf, -np.inf]), np.float32)
+    elif kind == 1:  # zeros of both signs
+        slopes = np.array([0.0, -0.0] * 4, np.float32).reshape(8, 1, 1)
+        return drawn._replace(inputs=["x:float[n,8,h,w]"], constants={"slope": slopes},
+                              feeds={"x": image(random, 8, special=True)})  # fmt: skip
+    elif kind == 2:
+        return drawn._replace(inputs=[*drawn.inputs, f"slope:float[{channels},1,1]"], constants={},
+                              feeds={"x": x, "slope": np.full((channels, 1, 1), slope, "f")},
+                              )  # fmt: skip
+    else:
+        return drawn._replace(inputs=["x:double[n,c,h,w]"], outputs=("y:double[]",),
+                              constants={"slope": slopes.astype(np.float64)},
+                              feeds={"x": x.astype(np.float64)})  # fmt: skip
+    return drawn._replace(constants={"slope": slopes})
+
+
+DRAW: Mapping[str, Callable[[Random, bool], Drawn]] = {
+    "leaky_relu": draw_leaky_relu,
+    "prelu": draw_prelu,
+}
+OF_NODES = [pattern for pattern in PATTERNS if pattern.operators]
+MODE = {pattern.name: "exact" if pattern.is_exact else "on" for pattern in PATTERNS}
+
+
+def made(build: Build, drawn: Drawn, mode: str) -> Model:
+    config = {"cpu_context": {"rewrites": mode}}
+    return build(drawn.nodes, drawn.inputs, list(drawn.outputs), drawn.opset, drawn.constants,
+                 {"com.microsoft": 1}, config)  # fmt: skip
+
+
+def rewritten(model: Model) -> list[int]:
+    return [place.index for place in model.placement if "rewritten: " in place.reason]
+
+
+def plain(path: Path, feeds: Mapping[str, Array]) -> Array:
+    """The result of ONNX Runtime alone."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, dict(feeds))[0])
+
+
+def check(build: Build, path: Path, name: str, random: Random, near: bool) -> None:
+    pattern = next(pattern for pattern in PATTERNS if pattern.name == name)
+    drawn = DRAW[name](random, near)
+    model = made(build, drawn, MODE[name])
+    reason = import_module(f"engine_cpu.rewrites.{name}").REASON
+    if near:
+        assert not any(reason in place.reason for place in model.placement), drawn
+    else:  # by this pattern, or by one that is tried before
+        assert rewritten(model), drawn
+    result = np.asarray(model(**drawn.feeds)["y"])
+    original = plain(path, drawn.feeds)
+    assert result.shape == original.shape
+    assert result.dtype == original.dtype
+    if near or pattern.is_exact:
+        assert result.tobytes() == original.tobytes(), drawn
+    elif not pattern.bound:
+        np.testing.assert_array_equal(result, original)
+    else:
+        assert drawn.expected is not None
+        largest = max(float(np.abs(drawn.expected).max(initial=0)), 1e-30)
+        assert np.abs(result - drawn.expected).max(initial=0) <= pattern.bound * largest, drawn
+
+
+@pytest.mark.parametrize("near", [False, True], ids=["match", "near"])
+@pytest.mark.parametrize("name", DRAW)
+def test_random_graphs_keep_their_results(
+    build: Build, tmp_path: Path, name: str, near: bool
+) -> None:
+    random = np.random.default_rng(27)
+    for _ in range(30):
+        check(build, tmp_path / "model.onnx", name, random, near)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("near", [False, True], ids=["match", "near"])
+@pytest.mark.parametrize("name", DRAW)
+def test_a_thousand_random_graphs_keep_their_results(
+    build: Build, tmp_path: Path, name: str, near: bool
+) -> None:
+    random = np.random.default_rng(1)
+    for _ in range(1000):
+        check(build, tmp_path / "model.onnx", name, random, near)
+
+
+def test_every_pattern_of_nodes_draws_graphs() -> None:
+    assert set(DRAW) == {pattern.name for pattern in OF_NODES}
+
+
+# ------------------------------------------------------------------------------------- the option
+
+
+def drawn_prelu() -> Drawn:
+    random = np.random.default_rng(5)
+    drawn = Drawn([node("PRelu", ["x", "slope"], ["p"], name="p"),
+                   node("Sigmoid", ["p"], ["y"], name="s")], ["x:float[n,8,h,w]"],
+                  {"slope": np.linspace(0.1, 0.9, 8, dtype=np.float32).reshape(8, 1, 1)},
+                  {"x": image(random, 8)})  # fmt: skip
+    return with_conv(random, drawn, 8)
+
+
+def test_nothing_is_rewritten_unless_it_is_asked_for(build: Build) -> None:
+    for mode, expected in (("off", []), ("exact", []), ("on", [1])):
+        assert rewritten(made(build, drawn_prelu(), mode)) == expected
+    drawn = drawn_prelu()
+    assert not rewritten(build(drawn.nodes, drawn.inputs, ["y:float[]"], 17, drawn.constants))
+
+
+def test_nothing_is_rewritten_without_the_optimiser_that_it_is_for(build: Build) -> None:
+    drawn = drawn_prelu()
+    for level, count in (("all", 1), ("extended", 0), ("none", 0)):
+        config = {"cpu_context": {"rewrites": "on", "graph_optimization": level}}
+        model = build(drawn.nodes, drawn.inputs, ["y:float[]"], 17, drawn.constants, None, config)
+        assert len(rewritten(model)) == count
+
+
+def test_the_key_names_the_patterns_and_their_versions() -> None:
+    def of(**options: str) -> Mapping[str, str]:
+        return compiled_key(CompileOptions(device=Device("cpu"), options=options), "1")
+
+    assert of() == of(rewrites="off")
+    assert of(rewrites="exact")["rewrites"] == key("exact") == "leaky_relu=1"
+    assert of(rewrites="on")["rewrites"] == key("on")
+    assert len(key("on").split()) == len(PATTERNS) == len(patterns("on"))
+
+
+@pytest.mark.parametrize("is_secret", [False, True])
+def test_a_compiled_form_keeps_placement_and_bits(
+    build: Build, tmp_path: Path, is_secret: bool
+) -> None:
+    drawn = drawn_prelu()
+    made(build, drawn, "on")
+    backend, folder = open_backend("cpu"), tmp_path / "form"
+    folder.mkdir()
+    source = open_source(tmp_path / "model.onnx")
+    source = replace(source, data=(tmp_path / "model.onnx").read_bytes(), is_secret=is_secret)
+    options = CompileOptions(device=Device("cpu"), options={"rewrites": "on"})
+    seen = []
+    for given, save_to in ((source, None), (source, folder), (source, folder)):
+        is_written = any(folder.iterdir())
+        assert not (is_written and is_secret)
+        opened = replace(given, compiled=folder) if is_written else given
+        own = replace(options, save_to=None if is_written else save_to)
+        executable = backend.compile(backend.load(opened, own), own)
+        [y] = backend.predict(executable.open_context(), [*drawn.feeds.values()], None, None)
+        seen.append((list(executable.placement()), np.asarray(y).tobytes()))
+    assert is_secret or is_written
+    assert seen[0] == seen[1] == seen[2]
+    assert "rewritten: " in seen[0][0][1].reason
+
+
+def test_a_variable_weight_is_no_constant(build: Build, tmp_path: Path) -> None:
+    drawn = drawn_prelu()
+    made(build, drawn, "off")
+    config = {"cpu_context": {"rewrites": "on"}}
+    model = engine.load(
+        tmp_path / "model.onnx", target="cpu", config=config, variable_weights=["slope"]
+    )
+    assert not rewritten(model)
+    model.update_weights({"slope": np.full((8, 1, 1), 2, np.float32)})
+    x = drawn.feeds["image"]
+    expected = 1 / (1 + np.exp(-np.where(x < 0, 2 * x, x).astype(np.float64)))
+    np.testing.assert_allclose(model(image=x)["y"], expected, rtol=1e-5)
+
+
+def test_a_profile_names_the_node_of_each_kernel(build: Build) -> None:
+    drawn = drawn_prelu()
+    profile = made(build, drawn, "on").profile(drawn.feeds, 2)
+    kernels = {kernel.nodes for kernel in profile.kernels if kernel.op_type == "Conv"}
+    assert (0,) in kernels
+    assert kernels - {(0,)}, kernels
+    assert all(1 in nodes for nodes in kernels - {(0,)}), kernels
+
+
+def test_a_model_without_candidates_needs_no_onnx(build: Build, tmp_path: Path) -> None:
+    drawn = Drawn([node("Relu", ["x"], ["y"])], ["x:float[n]"], {}, {})
+    made(build, drawn, "off")
+    program = f"""
+import sys, engine
+config = {{"cpu_context": {{"rewrites": "on"}}}}
+engine.load({str(tmp_path / "model.onnx")!r}, target="cpu", config=config)
+assert "onnx" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_nodes_of_one_group_are_fused_into_its_last(build: Build) -> None:
+    model = made(build, drawn_prelu(), "on")
+    conv, prelu, sigmoid = model.placement
+    assert conv.state is sigmoid.state is NodeState.RUNS
+    assert (prelu.state, prelu.fused_into) == (NodeState.FUSED, 2)  # in the last depthwise Conv
