@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 
 import engine
 from engine import Model
@@ -212,6 +212,48 @@ def test_every_pattern_of_nodes_draws_graphs() -> None:
 
 
 # ------------------------------------------------------------------------------------- the option
+
+
+def test_weights_that_are_listed_as_inputs_are_constants(tmp_path: Path) -> None:
+    """BatchNormalization is folded then, as in the same file without the list."""
+    random = np.random.default_rng(3)
+    constants = {
+        "w": random.standard_normal((8, 3, 3, 3)).astype(np.float32),
+        **{name: random.uniform(0.5, 2, 8).astype(np.float32) for name in ("s", "b", "m", "v")},
+    }
+    nodes = [node("Conv", ["x", "w"], ["c"]),
+             node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n"]),
+             node("Relu", ["n"], ["y"])]  # fmt: skip
+    x = image_info("x", ["n", 3, 9, 9])
+    listed = [image_info(name, value.shape) for name, value in constants.items()]
+    tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    paths = []
+    for inputs in ([x, *listed], [x]):
+        graph = helper.make_graph(nodes, "g", inputs, [image_info("y", None)], tensors)
+        opsets = [helper.make_opsetid("", 14)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=6)
+        paths.append(tmp_path / f"{len(inputs)}.onnx")
+        paths[-1].write_bytes(model.SerializeToString())
+    values = random.standard_normal((2, 3, 9, 9)).astype(np.float32)
+    expected = plain(paths[1], {"x": values})
+    for mode, is_used in (("on", True), ("exact", False)):
+        config = {"cpu_context": {"rewrites": mode}}
+        model = engine.load(paths[0], target="cpu", config=config)
+        assert [spec.name for spec in model.inputs] == ["x"]
+        result = model(x=values)["y"]
+        assert rewritten(model) == ([0, 1] if is_used else [])
+        assert (model.placement[1].state is NodeState.FUSED) is is_used
+        same_as = expected if is_used else plain(paths[0], {"x": values})
+        assert result.tobytes() == same_as.tobytes()
+    config = {"cpu_context": {"rewrites": "on"}}
+    model = engine.load(paths[0], target="cpu", config=config, variable_weights=["s"])
+    model.update_weights({"s": constants["s"] * 2})
+    assert not np.allclose(model(x=values)["y"], expected)
+    assert not rewritten(engine.load(paths[1], target="cpu", config=config))
+
+
+def image_info(name: str, shape: Any) -> Any:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
 
 def drawn_prelu() -> Drawn:

@@ -7,7 +7,7 @@ otherwise (prepare/), has functions of its own or external data in memory is lef
 
     graph.py     a model as the patterns read it, and where they put their replacements
     apply.py     all patterns on one model
-    leaky_relu.py, prelu.py, ...   one pattern each, by its name in the table
+    inputs.py, leaky_relu.py, ...  one pattern each, by its name in the table
 
 This file imports no onnx: most models have nothing to rewrite. A pattern that changes what it makes
 needs a new version: compiled forms are kept by it.
@@ -39,7 +39,9 @@ class Pattern(NamedTuple):
     is_exact: bool = False
 
 
+INPUTS = Pattern("inputs", 1, 1e-5, frozenset())
 PATTERNS = (
+    INPUTS,
     Pattern("leaky_relu", 1, 0.0, frozenset({"PRelu"}), is_exact=True),
     Pattern("prelu", 1, 0.0, frozenset({"PRelu"})),  # the sign of a zero may differ
 )
@@ -65,4 +67,9 @@ def candidates(source: ModelSource, mode: str) -> Sequence[Pattern]:
     if not chosen:
         return ()
     operators = {node.op_type for node in graph.nodes}
-    return [pattern for pattern in chosen if pattern.operators & operators]
+    found = [pattern for pattern in chosen if pattern.operators & operators]
+    if INPUTS in chosen:
+        from engine_cpu.rewrites.inputs import lists_weights
+
+        found += [INPUTS] if lists_weights(source) else []
+    return found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from engine.types import ModelSource
 from engine_cpu.prepare import read, relocate
 from engine_cpu.prepared import NOTHING, Prepared
-from engine_cpu.rewrites import Pattern, leaky_relu, prelu
+from engine_cpu.rewrites import INPUTS, Pattern, inputs, leaky_relu, prelu
 from engine_cpu.rewrites.graph import Graph, Replacement
 
 _REPLACE: Mapping[str, tuple[Callable[[Graph, int], Replacement | None], str]] = {
@@ -21,8 +21,17 @@ def rewrite(source: ModelSource, patterns: Sequence[Pattern]) -> Prepared:
     model = read(source)
     if model.functions or not model.opset_import:
         return NOTHING
+    assert source.graph is not None
+    weights: set[str] = set()
+    if INPUTS in patterns:
+        weights = inputs.make_constants(model, {spec.name for spec in source.graph.inputs})
     graph = Graph(model)
+    for index, node in enumerate(graph.nodes):
+        if not weights.isdisjoint(node.input):
+            graph.note(index, f"rewritten: {inputs.REASON}")
     for pattern in patterns:
+        if pattern is INPUTS:
+            continue
         replace, reason = _REPLACE[pattern.name]
         for index in range(len(graph.nodes)):
             if graph.is_a(index, *pattern.operators) and graph.are_free([index]):

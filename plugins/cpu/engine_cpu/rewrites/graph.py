@@ -91,6 +91,24 @@ class Graph:
         array = self.floats(name)
         return None if array is None or array.size != 1 else np.float32(array.reshape(-1)[0])
 
+    def number_beside(self, index: int, name: str | None) -> tuple[str, np.float32] | None:
+        """Return the value and the number that a node of two inputs computes with.
+
+        name: what the value must be. None for another node, and where the number's axes may give
+        the result more of them than the value has.
+        """
+        node = self.nodes[index]
+        if len(node.input) != 2:
+            return None
+        for x, other in (node.input, (node.input[1], node.input[0])):
+            number, array = self.scalar(other), self.constant(other)
+            if number is None or array is None or (name is not None and x != name):
+                continue
+            shape = self.shape(x) if array.ndim else []
+            if shape is not None and array.ndim <= len(shape):
+                return x, number
+        return None
+
     def shape(self, name: str) -> list[int | None] | None:
         """Return the sizes of a value as far as they are fixed; None for an unknown rank."""
         kind = self._kind(name)
@@ -122,11 +140,16 @@ class Graph:
         """Put new nodes into the place of others."""
         lead = replacement.old[-1]
         for index in replacement.old:
-            self.leads[index] = lead
-            self.reasons[index] = reason
+            self.note(index, reason, lead)
             self._new[index] = ()
         replacement.new[-1].name = self.nodes[lead].name
         self._new[lead] = replacement.new
+
+    def note(self, index: int, reason: str, lead: int | None = None) -> None:
+        """Say how a node is computed, and with which other one."""
+        self.leads[index] = index if lead is None else lead
+        others = [self.reasons[index]] if index in self.reasons else []
+        self.reasons[index] = "; ".join([*others, reason])
 
     def write(self) -> None:
         """Write the replacements into the model."""
