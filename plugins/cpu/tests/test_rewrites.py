@@ -193,7 +193,98 @@ def draw_hard_swish(random: Random, near: bool) -> Drawn:
     return with_conv(random, drawn, x.shape[1]) if rank == 4 and not near else drawn
 
 
+def convolved(x: Array, weights: Array, bias: Array, group: int, pad: int) -> Array:
+    """Conv in float64, by ONNX's definition."""
+    x = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    size = weights.shape[2]
+    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (2, 3))
+    windows = windows.reshape(len(x), group, -1, *windows.shape[2:])
+    grouped = weights.astype(np.float64).reshape(group, -1, *weights.shape[1:])
+    y = np.einsum("bgihwkl,goikl->bgohw", windows, grouped)
+    return y.reshape(len(x), -1, *y.shape[3:]) + bias[:, None, None]
+
+
+def scales_and_shifts(
+    random: Random, count: int, channels: int, names: tuple[str, str], has_shifts: bool = True
+) -> tuple[list[Any], dict[str, Array], list[Callable[[Array], Array]]]:
+    """Nodes from one name to another, their constants, and the steps in float64."""
+    nodes, constants, steps = [], {}, []
+    start, end = names
+    for i in range(count):
+        operator = str(random.choice(["Mul", "Div", "Add", "Sub"] if has_shifts else ["Mul"]))
+        shape = [(), (1,), (1, 1, 1), (channels, 1, 1), (1, channels, 1, 1)][random.integers(5)]
+        constant = random.choice([-1, 1], shape) * random.uniform(0.5, 2, shape)
+        constant = np.asarray(constant, np.float32)
+        name = f"{start}_k{i}"
+        constants[name] = constant
+        out = end if i == count - 1 else f"{start}_{i}"
+        is_first = operator != "Div" and random.random() < 0.5
+        given = [name, start] if is_first else [start, name]
+        if i:
+            given = [f"{names[0]}_{i - 1}" if text == start else text for text in given]
+        nodes.append(node(operator, given, [out]))
+        if random.random() < 0.2:  # tools leave these
+            nodes[-1].output[0] += "_raw"
+            nodes.append(node("Identity", [f"{out}_raw"], [out]))
+        k = constant.astype(np.float64)
+        steps.append({
+            "Mul": lambda x, k=k: x * k,
+            "Div": lambda x, k=k: x / k,
+            "Add": lambda x, k=k: x + k,
+            "Sub": lambda x, k=k, is_first=is_first: k - x if is_first else x - k,
+        }[operator])  # fmt: skip
+    return nodes, constants, steps
+
+
+def draw_affine(random: Random, near: bool) -> Drawn:
+    group = int(random.choice([1, 1, 2, 4]))
+    channels, filters = group * int(random.integers(1, 5)), group * int(random.integers(1, 9))
+    size, pad = int(random.choice([1, 3])), int(random.integers(2))
+    x = random.standard_normal((2, channels, 7, 5)).astype(np.float32)
+    shape = (filters, channels // group, size, size)
+    weights = random.standard_normal(shape).astype(np.float32)
+    bias = random.standard_normal(filters).astype(np.float32) * int(random.integers(2))
+    before, after = (0, 1) if near else [(0, 1), (0, 3), (1, 0), (2, 0), (2, 2)][random.integers(5)]
+    first, constants, steps = scales_and_shifts(random, before, channels, ("x", "a"), not pad)
+    last, more, later = scales_and_shifts(random, after, filters, ("c", "y"))
+    constants |= {**more, "w": weights}
+    conv = node("Conv", ["a" if before else "x", "w"], ["c" if after else "y"], group=group,
+                pads=[pad] * 4)  # fmt: skip
+    if bias.any():
+        constants["b"] = bias
+        conv.input.append("b")
+    inputs, feeds, outputs = [f"x:float[n,{channels},h,w]"], {"x": x}, ["y:float[]"]
+    if near:
+        kind = random.integers(5)
+        if kind == 0:  # a caller's
+            name = next(iter(more))
+            inputs.append(f"{name}:float[{','.join(map(str, more[name].shape))}]")
+            feeds[name] = constants.pop(name)
+        elif kind == 1:  # somebody else reads the Conv's result
+            outputs.append("c:float[]")
+        elif kind == 2:  # a number for each column
+            width = 5 + 2 * pad - size + 1
+            constants["c_k0"] = random.uniform(1, 2, (1, 1, 1, width)).astype(np.float32)
+        elif kind == 3:  # weights of a caller
+            inputs.append(f"w:float[{','.join(map(str, shape))}]")
+            feeds["w"] = constants.pop("w")
+        else:  # a shift before a Conv with padding
+            pads = [0, 1, 0, 0]
+            conv = node("Conv", ["a", "w"], ["y"], group=group, pads=pads)
+            first, last = [node("Add", ["x", "k"], ["a"])], []
+            constants = {"w": weights, "k": np.float32([1.5])}
+        return Drawn([*first, conv, *last], inputs, constants, feeds, None, 14, (*outputs,))
+    y = x.astype(np.float64)
+    for step in steps:
+        y = step(y)
+    y = convolved(y, weights, bias, group, pad)
+    for step in later:
+        y = step(y)
+    return Drawn([*first, conv, *last], inputs, constants, feeds, y, 14, (*outputs,))
+
+
 DRAW: Mapping[str, Callable[[Random, bool], Drawn]] = {
+    "affine": draw_affine,
     "hard_swish": draw_hard_swish,
     "leaky_relu": draw_leaky_relu,
     "prelu": draw_prelu,

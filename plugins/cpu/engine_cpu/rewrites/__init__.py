@@ -45,6 +45,7 @@ PATTERNS = (
     Pattern("leaky_relu", 1, 0.0, frozenset({"PRelu"}), is_exact=True),
     Pattern("prelu", 1, 0.0, frozenset({"PRelu"})),  # the sign of a zero may differ
     Pattern("hard_swish", 1, 1e-6, frozenset({"Clip"})),
+    Pattern("affine", 1, 1e-5, frozenset({"Conv"})),
 )
 
 
