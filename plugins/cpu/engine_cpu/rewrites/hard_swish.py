@@ -63,5 +63,5 @@ def _is_sixth(graph: Graph, index: int, name: str) -> bool:
     if found is None:
         return False
     if graph.is_a(index, "Div"):
-        return found[1] == 6 and graph.nodes[index].input[0] == name
+        return bool(found[1] == 6) and graph.nodes[index].input[0] == name
     return graph.is_a(index, "Mul") and bool(found[1] == np.float32(1 / 6))
