@@ -5,6 +5,7 @@ Every pattern draws graphs that it matches, and graphs that differ from these in
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -283,8 +284,49 @@ def draw_affine(random: Random, near: bool) -> Drawn:
     return Drawn([*first, conv, *last], inputs, constants, feeds, y, 14, (*outputs,))
 
 
+def draw_gelu(random: Random, near: bool) -> Drawn:
+    x = (random.standard_normal((3, 4, 5)) * 3).astype(np.float32)
+    kind = int(random.integers(7)) if near else -1
+    root, one, half = 2**0.5, 1.0, 0.5
+    root, one, half = {0: (1.5, one, half), 1: (root, 1.1, half), 2: (root, one, 0.4)}.get(
+        kind, (root, one, half)
+    )
+    is_product = bool(random.integers(2))
+    shape = (1,) * (random.integers(0, 4) if kind != 3 else 4)
+    values = {"root": 1 / root if is_product else root, "one": one, "half": half}
+    constants = {name: np.full(shape, number, np.float32) for name, number in values.items()}
+
+    def mixed(operator: str, first: str, second: str, out: str) -> Any:
+        given = [first, second] if random.random() < 0.5 else [second, first]
+        return node(operator, given, [out])
+
+    scaled = mixed("Mul", "x", "root", "s") if is_product else node("Div", ["x", "root"], ["s"])
+    nodes = [scaled, node("Erf", ["s"], ["e"]), mixed("Add", "e", "one", "a")]
+    order = random.integers(3)
+    other = "z" if kind == 4 else "x"  # the product is with another value
+    if order == 0:
+        nodes += [mixed("Mul", "a", "half", "h"), mixed("Mul", other, "h", "y")]
+    elif order == 1:
+        nodes += [mixed("Mul", "a", other, "h"), mixed("Mul", "h", "half", "y")]
+    else:
+        nodes += [mixed("Mul", other, "half", "h"), mixed("Mul", "h", "a", "y")]
+    inputs, feeds, outputs = ["x:float[a,b,c]"], {"x": x}, ["y:float[]"]
+    if kind == 4:
+        inputs.append("z:float[a,b,c]")
+        feeds["z"] = x + 1
+    elif kind == 5:
+        outputs.append("a:float[]")
+    elif kind == 6:  # somebody else reads what Erf reads
+        outputs.append("n:float[]")
+        nodes.append(node("Neg", ["s"], ["n"]))
+    wide = x.astype(np.float64)
+    expected = wide * (1 + np.vectorize(math.erf)(wide / 2**0.5)) / 2
+    return Drawn(nodes, inputs, constants, feeds, expected, 17, (*outputs,))
+
+
 DRAW: Mapping[str, Callable[[Random, bool], Drawn]] = {
     "affine": draw_affine,
+    "gelu": draw_gelu,
     "hard_swish": draw_hard_swish,
     "leaky_relu": draw_leaky_relu,
     "prelu": draw_prelu,

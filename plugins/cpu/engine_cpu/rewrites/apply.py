@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from engine.types import ModelSource
 from engine_cpu.prepare import read, relocate
 from engine_cpu.prepared import NOTHING, Prepared
-from engine_cpu.rewrites import INPUTS, Pattern, affine, hard_swish, inputs, leaky_relu, prelu
+from engine_cpu.rewrites import INPUTS, Pattern, affine, gelu, hard_swish, inputs, leaky_relu, prelu
 from engine_cpu.rewrites.graph import Graph, Replacement
 
 _REPLACE: Mapping[str, tuple[Callable[[Graph, int], Replacement | None], str]] = {
     "affine": (affine.replace, affine.REASON),
+    "gelu": (gelu.replace, gelu.REASON),
     "hard_swish": (hard_swish.replace, hard_swish.REASON),
     "leaky_relu": (leaky_relu.replace, leaky_relu.REASON),
     "prelu": (prelu.replace, prelu.REASON),

@@ -156,6 +156,9 @@ class Graph:
         nodes = [new for i, node in enumerate(self.nodes) for new in self._new.get(i, (node,))]
         refill(self.model.graph.node, nodes)
         self.model.graph.initializer.extend(self._added)
+        known = {opset.domain for opset in self.model.opset_import}
+        for domain in {node.domain for node in nodes} - known - {*_STANDARD}:
+            self.model.opset_import.append(helper.make_opsetid(domain, 1))
 
     @property
     def _taken(self) -> set[int]:
