@@ -18,7 +18,8 @@ from engine.types import (
     Placement,
 )
 from engine_cpu.layout import Layout
-from engine_cpu.options import session_options
+from engine_cpu.options import rewrites_mode, session_options
+from engine_cpu.rewrites import candidates
 from engine_cpu.run import CpuContext
 from engine_cpu.session import CpuModel, graph_of, look_in, session_from
 
@@ -92,6 +93,11 @@ class CpuExecutable:
             states = self._form.states
         elif self._observed is not None:
             states = self._observed.states()
+        if states is None and self._leads:
+            from engine_cpu.node_states import grouped
+
+            runs: NodeStates = [(NodeState.RUNS, None) for _ in self._graph_info.nodes]
+            states = grouped(runs, self._leads)
         return [
             self._placed(node, *(states[node.index] if states else (NodeState.RUNS, None)))
             for node in self._graph_info.nodes
@@ -166,6 +172,7 @@ class Observed:
         self, source: ModelSource, options: CompileOptions, leads: Mapping[int, int]
     ) -> None:
         self._graph, self._leads = graph_of(source), leads
+        self._source = source if leads else None
         self._model: bytes | str = str(source.path) if source.data is None else source.data
         self._folder = source.folder if source.data is not None else None
         self._identity = self._identify()
@@ -222,7 +229,14 @@ class Observed:
 
     def _write(self, path: str, weights: str) -> None:
         settings = session_options(self._options)
-        look_in(self._folder, settings)
+        model, folder = self._model, self._folder
+        if self._source is not None:
+            from engine_cpu.rewrites.apply import rewrite
+
+            prepared = rewrite(self._source, candidates(self._source, rewrites_mode(self._options)))
+            model = prepared.data
+            folder = prepared.folder if self._source.data is None else folder
+        look_in(folder, settings)
         settings.optimized_model_filepath = path
         for key, value in {
             "session.optimized_model_external_initializers_file_name": weights,
@@ -230,4 +244,4 @@ class Observed:
             "session.disable_prepacking": "1",
         }.items():
             settings.add_session_config_entry(key, value)
-        session_from(self._model, settings)
+        session_from(model, settings)

@@ -146,12 +146,11 @@ def _load_rewritten(
         prepared = rewrite(source, patterns)
     except Exception as error:  # onnx's and protobuf's have no common base
         pass_interrupt(error)
-        _warn_of_rewrites(source, error)
+        _tell_unused(source, error)
         return None
     if not prepared.data:
         return None
     loaded = CpuModel(source, None, rewritten=prepared.rewritten, leads=prepared.leads)
-    loaded.read = _as_read(source, prepared)
     why_not: Exception | None = None
     if folder is not None:
         from engine_cpu.compiled_session import saved_and_opened
@@ -164,18 +163,19 @@ def _load_rewritten(
     except ModelError as error:
         if is_out_of_memory(error.__cause__):
             raise
-        _warn_of_rewrites(source, error)
+        _tell_unused(source, error)
         return None
     if why_not is not None:
         _tell_unwritten(source, why_not)
     return loaded
 
 
-def _warn_of_rewrites(source: ModelSource, why: Exception) -> None:
+def _tell_unused(source: ModelSource, why: Exception) -> None:
+    """Tell why a model is not rewritten; no warning, for it may be one that is cut into parts."""
     import logging  # rare
 
     text = " ".join(str(why).removeprefix(f"{source.name}: ").split())
-    logging.getLogger("engine.cpu").warning("%s: runs without rewrites: %s", source.name, text)
+    logging.getLogger("engine.cpu").info("%s: not rewritten: %s", source.name, text)
 
 
 def _tell_unwritten(source: ModelSource, why: Exception) -> None:

@@ -125,7 +125,7 @@ def kernel_nodes(
     """
     comparison = _Comparison(graph, optimised)
     nodes: dict[int, list[int]] = {id(kernel): [] for kernel in optimised.kernels}
-    for index, (state, into) in enumerate(_grouped(comparison.states(), leads)):
+    for index, (state, into) in enumerate(grouped(comparison.states(), leads)):
         owner = index if state is NodeState.RUNS else into
         if owner is not None and owner in comparison.kernels:
             nodes[id(comparison.kernels[owner])].append(index)
@@ -148,10 +148,10 @@ def node_states(
 
     leads: see Prepared; that form then is another model's, in which only the leads' results are.
     """
-    return _grouped(_Comparison(graph, optimised).states(), leads)
+    return grouped(_Comparison(graph, optimised).states(), leads)
 
 
-def _grouped(states: NodeStates, leads: Mapping[int, int]) -> NodeStates:
+def grouped(states: NodeStates, leads: Mapping[int, int]) -> NodeStates:
     """Give the nodes that were written as one group the state of its lead, or fuse them into it."""
     if not leads:
         return states

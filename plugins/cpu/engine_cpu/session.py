@@ -61,7 +61,7 @@ class CpuModel:
     unsupported: the nodes that it cannot run, and why; then there is no session.
     rewritten: nodes that are computed otherwise than by a kernel of their own, and how.
     leads: see Prepared.
-    read: the model as ONNX Runtime has read it, where that is not as it is.
+    read: the model as ONNX Runtime has read it, where that is not as it is; but before rewrites.
     form: the compiled form that the session was opened from.
     ranks: checks inputs of no declared rank.
     arena: what its session shares with others, to be held as long as that lives.

@@ -519,6 +519,33 @@ def test_a_variable_weight_is_no_constant(build: Build, tmp_path: Path) -> None:
     np.testing.assert_allclose(model(image=x)["y"], expected, rtol=1e-5)
 
 
+def test_the_parts_of_a_cut_model_are_rewritten(build: Build) -> None:
+    drawn = drawn_prelu()
+    nodes = [*drawn.nodes[:-1], node("Cast", ["p"], ["wide"], to=TensorProto.DOUBLE),
+             node("Erf", ["wide"], ["y"])]  # fmt: skip
+    cut = drawn._replace(nodes=nodes, outputs=("y:double[]",))
+    model, original = made(build, cut, "on"), made(build, cut, "off")
+    assert [place.backend for place in model.placement][-1] == "reference"
+    assert rewritten(model) == [1]
+    result, expected = (own(**drawn.feeds)["y"] for own in (model, original))
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_the_states_of_a_large_model_are_known_too(build: Build, tmp_path: Path) -> None:
+    random = np.random.default_rng(6)
+    weights = random.standard_normal((512, 512, 3, 3)).astype(np.float32)  # 9 MB: not kept
+    nodes = [node("Mul", ["x", "two"], ["m"]), node("Conv", ["m", "w"], ["c"]),
+             node("Relu", ["c"], ["y"])]  # fmt: skip
+    drawn = Drawn(nodes, ["x:float[1,512,4,4]"], {"two": np.float32([2]), "w": weights}, {})
+    model = made(build, drawn, "on")
+    assert rewritten(model) == [0, 1]
+    places = [(place.state, place.fused_into) for place in model.placement]
+    assert places == [(NodeState.FUSED, 2), (NodeState.FUSED, 2), (NodeState.RUNS, None)]
+    config = {"cpu_context": {"rewrites": "on"}}
+    model = engine.load((tmp_path / "model.onnx").read_bytes(), target="cpu", config=config)
+    assert model.placement[0].state is NodeState.FUSED
+
+
 def test_a_profile_names_the_node_of_each_kernel(build: Build) -> None:
     drawn = drawn_prelu()
     profile = made(build, drawn, "on").profile(drawn.feeds, 2)

@@ -23,7 +23,13 @@ def replace(graph: Graph, index: int) -> Replacement | None:
     old = graph.nodes[index]
     x, out = old.input[0], old.output[0]
     slopes, shape = graph.floats(old.input[1]), graph.shape(x)
-    if slopes is None or shape is None or len(shape) != 4 or not np.isfinite(slopes).all():
+    if (
+        graph.opset < 7
+        or slopes is None
+        or shape is None
+        or len(shape) != 4
+        or not np.isfinite(slopes).all()
+    ):
         return None
     count = slopes.size
     if not count or slopes.shape not in ((count, 1, 1), (1, count, 1, 1)):
