@@ -248,6 +248,8 @@ def draw_affine(random: Random, near: bool) -> Drawn:
     before, after = (0, 1) if near else [(0, 1), (0, 3), (1, 0), (2, 0), (2, 2)][random.integers(5)]
     first, constants, steps = scales_and_shifts(random, before, channels, ("x", "a"), not pad)
     last, more, later = scales_and_shifts(random, after, filters, ("c", "y"))
+    while not (before or near) and {made.op_type for made in last} <= {"Add", "Identity"}:
+        last, more, later = scales_and_shifts(random, after, filters, ("c", "y"))
     constants |= {**more, "w": weights}
     conv = node("Conv", ["a" if before else "x", "w"], ["c" if after else "y"], group=group,
                 pads=[pad] * 4)  # fmt: skip
@@ -256,7 +258,7 @@ def draw_affine(random: Random, near: bool) -> Drawn:
         conv.input.append("b")
     inputs, feeds, outputs = [f"x:float[n,{channels},h,w]"], {"x": x}, ["y:float[]"]
     if near:
-        kind = random.integers(5)
+        kind = random.integers(6)
         if kind == 0:  # a caller's
             name = next(iter(more))
             inputs.append(f"{name}:float[{','.join(map(str, more[name].shape))}]")
@@ -269,6 +271,9 @@ def draw_affine(random: Random, near: bool) -> Drawn:
         elif kind == 3:  # weights of a caller
             inputs.append(f"w:float[{','.join(map(str, shape))}]")
             feeds["w"] = constants.pop("w")
+        elif kind == 4:  # a bias, for ONNX Runtime to take
+            last = [node("Add", ["c", "c_k0"], ["y"])]
+            constants["c_k0"] = random.uniform(1, 2, (filters, 1, 1)).astype(np.float32)
         else:  # a shift before a Conv with padding
             pads = [0, 1, 0, 0]
             conv = node("Conv", ["a", "w"], ["y"], group=group, pads=pads)

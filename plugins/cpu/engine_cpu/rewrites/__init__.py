@@ -45,8 +45,8 @@ PATTERNS = (
     Pattern("leaky_relu", 1, 0.0, frozenset({"PRelu"}), is_exact=True),
     Pattern("prelu", 1, 0.0, frozenset({"PRelu"})),  # the sign of a zero may differ
     Pattern("hard_swish", 1, 1e-6, frozenset({"Clip"})),
-    Pattern("affine", 1, 1e-5, frozenset({"Conv"})),
     Pattern("gelu", 1, 1e-6, frozenset({"Erf"})),
+    Pattern("affine", 1, 1e-5, frozenset({"Conv"})),  # last: it takes factors of the others
 )
 
 

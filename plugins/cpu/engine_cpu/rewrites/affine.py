@@ -25,11 +25,15 @@ _SMALLEST, _LARGEST = 1e-30, 1e30  # beyond, products of weights lose digits
 
 
 class _Step(NamedTuple):
-    """A node that computes scale * x + shift for each channel."""
+    """A node that computes scale * x + shift for each channel.
+
+    is_bias: of its own number for each, which ONNX Runtime puts into a Conv before it by itself.
+    """
 
     x: str
     scale: Array
     shift: Array
+    is_bias: bool = False
 
 
 def replace(graph: Graph, index: int) -> Replacement | None:
@@ -54,7 +58,9 @@ def replace(graph: Graph, index: int) -> Replacement | None:
     for step in steps:
         values = values * step.scale[:, None, None, None]
         bias = bias * step.scale + step.shift
-    if not (before or after) or not (_is_fit(values) and _is_fit(bias)):
+    if not before and all(step.is_bias for step in steps):
+        return None
+    if not (_is_fit(values) and _is_fit(bias)):
         return None
     new = NodeProto()
     new.CopyFrom(conv)
@@ -87,7 +93,7 @@ def _before(graph: Graph, index: int, channels: int) -> tuple[list[int], str, li
             name = graph.nodes[maker].input[0]
         else:
             step = _step(graph, maker, channels, None)
-            if step is None or (is_padded and step.shift.any()):
+            if step is None or (is_padded and step.shift.any()) or _ends_gelu(graph, step):
                 break
             steps.append(step)
             name = step.x
@@ -116,6 +122,11 @@ def _after(graph: Graph, index: int, channels: int) -> tuple[list[int], list[_St
     return found, steps
 
 
+def _ends_gelu(graph: Graph, step: _Step) -> bool:
+    """Return True for half a product: ONNX Runtime may know it for the end of a Gelu."""
+    return bool((step.scale == 0.5).all()) and graph.is_a(graph.maker(step.x), "Mul")
+
+
 def _step(graph: Graph, index: int, channels: int, name: str | None) -> _Step | None:
     """Return what a node does to an image; None for any but a constant scale or shift.
 
@@ -133,7 +144,9 @@ def _step(graph: Graph, index: int, channels: int, name: str | None) -> _Step | 
         shape = graph.shape(x)
         if name is None and (shape is None or len(shape) != 4 or shape[1] != channels):
             continue
-        return _of(node.op_type, place, x, np.broadcast_to(array.reshape(-1), (channels,)))
+        step = _of(node.op_type, place, x, np.broadcast_to(array.reshape(-1), (channels,)))
+        is_bias = node.op_type == "Add" and array.ndim >= 3 and array.size == channels
+        return step and step._replace(is_bias=is_bias)
     return None
 
 
