@@ -19,6 +19,7 @@ This file is the backend's hooks; what they do lies beside it:
     node_rules.py    what its nodes must keep to; nodes.py, element_types.py: what they are
     known_issues.py  kernels that are not used; issue.py: what is known of one
     prepare/         models that ONNX Runtime refuses as they are: written in other terms
+    rewrites/        models that it takes, written otherwise for its faster kernels
     prepared.py      what that answers; ranks.py: contexts that check inputs of no declared rank
     run.py           one execution context: how arrays reach the session, come back;
                      layout.py: the names and types that all of a session have in common

@@ -30,7 +30,8 @@ from engine.errors import CompiledFormError
 from engine.options import is_declared
 from engine.types import CompileOptions, GraphInfo, NodeState
 from engine_cpu.mapped import Named
-from engine_cpu.options import RUN_OPTIONS
+from engine_cpu.options import RUN_OPTIONS, rewrites_mode
+from engine_cpu.rewrites import key as rewrites_key
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 GRAPH, WEIGHTS, RECORD = "model.onnx", "weights.bin", "record.json"
 RANKS = "ranks.onnx"
-LAYOUT = "6"
+LAYOUT = "7"
 
 # Smaller weights stand in the graph file: to map them costs more than to read them, and they are
 # those of odd sizes, behind which others would not be aligned (see common_weights).
@@ -51,8 +52,8 @@ class CompiledForm:
     """A compiled form that has been checked.
 
     named: what of its mapped files the graph names. states: None for a model whose nodes are not
-    those that ONNX Runtime has optimised. rewritten: see CpuModel. ranks: the model by which inputs
-    of no declared rank are checked, b"" for none.
+    those that ONNX Runtime has optimised. rewritten, leads: see CpuModel. ranks: the model by which
+    inputs of no declared rank are checked, b"" for none.
     """
 
     graph: Path
@@ -60,6 +61,7 @@ class CompiledForm:
     states: NodeStates | None
     rewritten: Mapping[int, str] = field(default_factory=dict)
     ranks: bytes = b""
+    leads: Mapping[int, int] = field(default_factory=dict)
 
 
 def write_into(settings: ort.SessionOptions, folder: Path) -> None:
@@ -74,15 +76,20 @@ def write_into(settings: ort.SessionOptions, folder: Path) -> None:
 
 
 def finish(
-    folder: Path, graph: GraphInfo, rewritten: Mapping[int, str] | None = None, ranks: bytes = b""
+    folder: Path,
+    graph: GraphInfo,
+    rewritten: Mapping[int, str] | None = None,
+    ranks: bytes = b"",
+    leads: Mapping[int, int] | None = None,
 ) -> CompiledForm:
     """Record what a session has written. Raises OSError or ValueError where it is not whole."""
     from engine_cpu.node_states import node_states, read_optimised  # once a form
 
     path = folder / GRAPH
     sizes = _sizes(folder)
-    rewritten = rewritten or {}
-    states = node_states(graph, read_optimised(path)) if not rewritten else None
+    rewritten, leads = rewritten or {}, leads or {}
+    is_told = bool(leads) or not rewritten
+    states = node_states(graph, read_optimised(path), leads) if is_told else None
     if ranks:
         (folder / RANKS).write_bytes(ranks)
     model = path.read_bytes()
@@ -98,9 +105,10 @@ def finish(
         "inside_bytes": named.inside_bytes,
         "states": None if states is None else [[str(state), into] for state, into in states],
         "rewritten": {str(index): how for index, how in rewritten.items()},
+        "leads": {str(index): lead for index, lead in leads.items()},
     }
     (folder / RECORD).write_text(json.dumps(record), encoding="utf-8")
-    return CompiledForm(path, named, states, rewritten, ranks)
+    return CompiledForm(path, named, states, rewritten, ranks, leads)
 
 
 def check(folder: Path, graph: GraphInfo) -> CompiledForm:
@@ -119,6 +127,9 @@ def check(folder: Path, graph: GraphInfo) -> CompiledForm:
         named = Named(spans, int(record["inside_bytes"]))
         states = None if listed is None else [_state(entry, count) for entry in listed]
         rewritten = {_index(number, count): str(how) for number, how in record["rewritten"].items()}
+        leads = {
+            _index(number, count): _index(lead, count) for number, lead in record["leads"].items()
+        }
         graphs = {GRAPH: record["sha256"][GRAPH], **record["sha256"]}
         contents = {name: (folder / name).read_bytes() for name in (GRAPH, RANKS) if name in graphs}
         sizes = _sizes(folder)
@@ -138,7 +149,8 @@ def check(folder: Path, graph: GraphInfo) -> CompiledForm:
             raise _unusable(folder, f"{name} has {size:,} bytes instead of {expected}")
     if states is not None and len(states) != count:
         raise _unusable(folder, f"it records {len(states)} nodes, but the model has {count}")
-    return CompiledForm(folder / GRAPH, named, states, rewritten, contents.get(RANKS, b""))
+    ranks = contents.get(RANKS, b"")
+    return CompiledForm(folder / GRAPH, named, states, rewritten, ranks, leads)
 
 
 def discard(folder: Path) -> None:
@@ -165,7 +177,10 @@ def compiled_key(options: CompileOptions, plugin_version: str) -> dict[str, str]
     settings: Mapping[str, str] = options.options
     given = {key: value for key, value in settings.items() if not is_declared(key, RUN_OPTIONS)}
     given.setdefault("graph_optimization", "all")
+    given.pop("rewrites", None)  # its patterns are below
+    patterns = rewrites_key(rewrites_mode(options))
     return {
+        **({"rewrites": patterns} if patterns else {}),
         "engine_cpu": plugin_version,
         "layout": LAYOUT,
         "onnxruntime": onnxruntime.__version__,
@@ -201,7 +216,7 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(folder.glob("*.bin"))}
 
 
-def _index(text: str, count: int) -> int:
+def _index(text: str | int, count: int) -> int:
     if not 0 <= int(text) < count:
         raise ValueError(f"node {text} is not one of {count}")
     return int(text)

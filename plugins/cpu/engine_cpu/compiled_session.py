@@ -51,7 +51,9 @@ def opened(source: ModelSource, options: CompileOptions, folder: Path) -> CpuMod
             text = f"compiled form {str(folder)!r}: {error}"
             raise CompiledFormError(text, str(folder)) from error
     session = _reopened(source, form, options)
-    return CpuModel(source, session, rewritten=form.rewritten, form=form, ranks=ranks)
+    return CpuModel(
+        source, session, rewritten=form.rewritten, form=form, ranks=ranks, leads=form.leads
+    )
 
 
 def saved_and_opened(
@@ -76,7 +78,7 @@ def saved_and_opened(
         waits = None if options.cancel is None else options.cancel.check
         share(folder, GRAPH, WEIGHTS, options.cache_folder, waits)
         ranks = b"" if loaded.ranks is None else loaded.ranks.to_bytes()
-        form = finish(folder, graph_of(source), loaded.rewritten, ranks)
+        form = finish(folder, graph_of(source), loaded.rewritten, ranks, loaded.leads)
         if options.cancel is not None:
             options.cancel.check()
         session = _reopened(source, form, options)
@@ -93,8 +95,8 @@ def saved_and_opened(
     if {item.name for item in session.get_inputs()} != {spec.name for spec in source_inputs}:
         discard(folder)
         return None, None
-    rewritten, ranks_of = loaded.rewritten, loaded.ranks
-    return CpuModel(source, session, rewritten=rewritten, form=form, ranks=ranks_of), None
+    loaded.source, loaded.session, loaded.form = source, session, form
+    return loaded, None
 
 
 def _reopened(

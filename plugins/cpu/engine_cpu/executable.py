@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelError
@@ -18,7 +18,8 @@ from engine.types import (
     Placement,
 )
 from engine_cpu.layout import Layout
-from engine_cpu.options import session_options
+from engine_cpu.options import rewrites_mode, session_options
+from engine_cpu.rewrites import candidates
 from engine_cpu.run import CpuContext
 from engine_cpu.session import CpuModel, graph_of, look_in, session_from
 
@@ -52,7 +53,7 @@ class CpuExecutable:
         self._reason = "onnxruntime runs every node of an ONNX model on the host"
         if options.precision == "preferred_fp16":
             self._reason += "; in fp32, because it has no faster fp16 kernels here"
-        self._rewritten = loaded.rewritten
+        self._rewritten, self._leads = loaded.rewritten, loaded.leads
         self._session = loaded.session
         self._arena = loaded.arena
         self._form = loaded.form
@@ -64,7 +65,7 @@ class CpuExecutable:
             self._inside_bytes = loaded.form.named.inside_bytes
         self._observed: Observed | None = None
         if loaded.form is None:
-            self._observed = Observed.of(loaded.read, options)
+            self._observed = Observed.of(loaded.read, options, loaded.leads)
         self._layout = Layout(self.inputs, self.outputs)
         self._context = CpuContext
         if not self._layout.is_plain:
@@ -92,6 +93,11 @@ class CpuExecutable:
             states = self._form.states
         elif self._observed is not None:
             states = self._observed.states()
+        if states is None and self._leads:
+            from engine_cpu.node_states import grouped
+
+            runs: NodeStates = [(NodeState.RUNS, None) for _ in self._graph_info.nodes]
+            states = grouped(runs, self._leads)
         return [
             self._placed(node, *(states[node.index] if states else (NodeState.RUNS, None)))
             for node in self._graph_info.nodes
@@ -123,7 +129,9 @@ class CpuExecutable:
 
         assert self._session is not None, "profile after close"
         optimised = None if self._observed is None else self._observed.optimised()
-        return kernel_times(self._session, self._graph_info, optimised, self._rewritten)
+        return kernel_times(
+            self._session, self._graph_info, optimised, self._rewritten, self._leads
+        )
 
     def memory(self) -> MemoryReport:
         """Report what the session has mapped of a compiled form, else the weights as the file has.
@@ -160,8 +168,11 @@ class Observed:
 
     KEPT_BYTES = 1 << 20
 
-    def __init__(self, source: ModelSource, options: CompileOptions) -> None:
-        self._graph = graph_of(source)
+    def __init__(
+        self, source: ModelSource, options: CompileOptions, leads: Mapping[int, int]
+    ) -> None:
+        self._graph, self._leads = graph_of(source), leads
+        self._source = source if leads else None
         self._model: bytes | str = str(source.path) if source.data is None else source.data
         self._folder = source.folder if source.data is not None else None
         self._identity = self._identify()
@@ -172,7 +183,9 @@ class Observed:
         self._is_known = False
 
     @classmethod
-    def of(cls, source: ModelSource, options: CompileOptions) -> Observed | None:
+    def of(
+        cls, source: ModelSource, options: CompileOptions, leads: Mapping[int, int]
+    ) -> Observed | None:
         """Prepare for the question; None for a model that is no longer there when it is asked."""
         if source.files or (source.data is not None and len(source.data) > cls.KEPT_BYTES):
             return None
@@ -181,7 +194,7 @@ class Observed:
         # Of the options only what decides on the graph; what is shared is not asked for again.
         shared = ("thread_pool", "workspace")
         settings = {key: text for key, text in options.options.items() if key not in shared}
-        return cls(source, CompileOptions(device=options.device, options=settings))
+        return cls(source, CompileOptions(device=options.device, options=settings), leads)
 
     def states(self) -> NodeStates | None:
         """Return the states, from a session made for the purpose; None where there is none."""
@@ -191,7 +204,7 @@ class Observed:
             if not self._is_known:
                 optimised = self.optimised()
                 if optimised is not None:
-                    self._states = node_states(self._graph, optimised)
+                    self._states = node_states(self._graph, optimised, self._leads)
                 self._is_known = True
             return self._states
 
@@ -216,7 +229,14 @@ class Observed:
 
     def _write(self, path: str, weights: str) -> None:
         settings = session_options(self._options)
-        look_in(self._folder, settings)
+        model, folder = self._model, self._folder
+        if self._source is not None:
+            from engine_cpu.rewrites.apply import rewrite
+
+            prepared = rewrite(self._source, candidates(self._source, rewrites_mode(self._options)))
+            model = prepared.data
+            folder = prepared.folder if self._source.data is None else folder
+        look_in(folder, settings)
         settings.optimized_model_filepath = path
         for key, value in {
             "session.optimized_model_external_initializers_file_name": weights,
@@ -224,4 +244,4 @@ class Observed:
             "session.disable_prepacking": "1",
         }.items():
             settings.add_session_config_entry(key, value)
-        session_from(self._model, settings)
+        session_from(model, settings)

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from engine.errors import BackendUnavailable, CompiledFormError, ModelError
 from engine.host.interrupts import pass_interrupt
+from engine.model_bytes import folds_too_much
 from engine.types import CompileOptions, GraphInfo, ModelSource, ValueKind
 from engine_cpu.layout import PLAIN
 from engine_cpu.options import (
@@ -21,10 +23,12 @@ from engine_cpu.options import (
     is_batch_invariant,
     raw_entries,
     refused_entries,
+    rewrites_mode,
     session_options,
     shares_workspace,
 )
 from engine_cpu.prepared import Prepared
+from engine_cpu.rewrites import candidates
 from engine_cpu.session import (
     OUT_OF_MEMORY,
     CpuModel,
@@ -99,6 +103,8 @@ def _load(source: ModelSource, options: CompileOptions) -> CpuModel:
     )
     is_plain = not (carried or suspicion or guard.is_requested) and is_ranked
     folder = None if source.is_secret else options.save_to  # nothing of a secret model is kept
+    if is_plain and (loaded := _load_rewritten(source, options, folder)) is not None:
+        return loaded
     why_not: Exception | None = None
     if folder is not None and is_plain:
         from engine_cpu.compiled_session import saved_and_opened
@@ -122,6 +128,54 @@ def _load(source: ModelSource, options: CompileOptions) -> CpuModel:
     if why_not is not None and loaded.session is not None:
         _tell_unwritten(source, why_not)
     return loaded
+
+
+def _load_rewritten(
+    source: ModelSource, options: CompileOptions, folder: Path | None
+) -> CpuModel | None:
+    """Load a model that needs no preparing with its patterns rewritten.
+
+    None where there are none, and where ONNX Runtime does not take it like that.
+    """
+    patterns = candidates(source, rewrites_mode(options))
+    if not patterns or source.files or folds_too_much(source):
+        return None
+    from engine_cpu.rewrites.apply import rewrite
+
+    try:
+        prepared = rewrite(source, patterns)
+    except Exception as error:  # onnx's and protobuf's have no common base
+        pass_interrupt(error)
+        _tell_unused(source, error)
+        return None
+    if not prepared.data:
+        return None
+    loaded = CpuModel(source, None, rewritten=prepared.rewritten, leads=prepared.leads)
+    why_not: Exception | None = None
+    if folder is not None:
+        from engine_cpu.compiled_session import saved_and_opened
+
+        saved, why_not = saved_and_opened(loaded, prepared, options, folder)
+        if saved is not None:
+            return saved
+    try:
+        loaded.session = session_of(source, prepared, session_options(options), options.cancel)
+    except ModelError as error:
+        if is_out_of_memory(error.__cause__):
+            raise
+        _tell_unused(source, error)
+        return None
+    if why_not is not None:
+        _tell_unwritten(source, why_not)
+    return loaded
+
+
+def _tell_unused(source: ModelSource, why: Exception) -> None:
+    """Tell why a model is not rewritten; no warning, for it may be one that is cut into parts."""
+    import logging  # rare
+
+    text = " ".join(str(why).removeprefix(f"{source.name}: ").split())
+    logging.getLogger("engine.cpu").info("%s: not rewritten: %s", source.name, text)
 
 
 def _tell_unwritten(source: ModelSource, why: Exception) -> None:

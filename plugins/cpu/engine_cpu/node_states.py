@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias
 
 from engine.host.folder import temporary_folder
@@ -112,22 +113,25 @@ def _temporary_folder(prefix: str, parent: Path | None) -> Iterator[Path]:
 
 
 def kernel_nodes(
-    graph: GraphInfo, optimised: OptimisedGraph, rewritten: Collection[int] = ()
+    graph: GraphInfo,
+    optimised: OptimisedGraph,
+    rewritten: Collection[int] = (),
+    leads: Mapping[int, int] = MappingProxyType({}),
 ) -> list[tuple[Kernel, tuple[int, ...]]]:
     """Return each kernel with the indices of the nodes of `graph` that it computes.
 
     rewritten: nodes that others are in the place of: kernels before theirs that compute no other
-    node are theirs too.
+    node are theirs too. leads: see Prepared.
     """
     comparison = _Comparison(graph, optimised)
     nodes: dict[int, list[int]] = {id(kernel): [] for kernel in optimised.kernels}
-    for index, (state, into) in enumerate(comparison.states()):
+    for index, (state, into) in enumerate(grouped(comparison.states(), leads)):
         owner = index if state is NodeState.RUNS else into
         if owner is not None and owner in comparison.kernels:
             nodes[id(comparison.kernels[owner])].append(index)
     writers = {name: kernel for kernel in optimised.kernels for name in kernel.outputs}
     for index in rewritten:
-        pending = [comparison.kernels[index]] if index in comparison.kernels else []
+        pending = [kernel for kernel in optimised.kernels if index in nodes[id(kernel)]]
         while pending:
             for name in pending.pop().inputs:
                 kernel = writers.get(name)
@@ -137,9 +141,28 @@ def kernel_nodes(
     return [(kernel, tuple(nodes[id(kernel)])) for kernel in optimised.kernels]
 
 
-def node_states(graph: GraphInfo, optimised: OptimisedGraph) -> NodeStates:
-    """Return the state of every node of `graph`, judged by the optimised form of it."""
-    return _Comparison(graph, optimised).states()
+def node_states(
+    graph: GraphInfo, optimised: OptimisedGraph, leads: Mapping[int, int] = MappingProxyType({})
+) -> NodeStates:
+    """Return the state of every node of `graph`, judged by the optimised form of it.
+
+    leads: see Prepared; that form then is another model's, in which only the leads' results are.
+    """
+    return grouped(_Comparison(graph, optimised).states(), leads)
+
+
+def grouped(states: NodeStates, leads: Mapping[int, int]) -> NodeStates:
+    """Give the nodes that were written as one group the state of its lead, or fuse them into it."""
+    if not leads:
+        return states
+    for index, lead in leads.items():
+        state, into = states[lead]
+        if index != lead:
+            states[index] = (NodeState.FUSED, lead) if state is NodeState.RUNS else (state, into)
+    for index, (state, into) in enumerate(states):
+        if state is NodeState.FUSED and into is not None and states[into][1] is not None:
+            states[index] = (state, states[into][1])  # into what was fused itself
+    return states
 
 
 class _Comparison:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.options import parsed
 from engine.types import CompileOptions, Option, Threads
+from engine_cpu.rewrites import MODES, OFF
 from engine_cpu.spin import spin_us as default_spin_us
 
 if TYPE_CHECKING:
@@ -66,6 +67,12 @@ OPTIONS: Mapping[str, Option] = {
         "nodes); off: as ONNX Runtime does",
         type=bool,
         default="1",
+    ),
+    "rewrites": Option(
+        text="write parts of a model otherwise for faster kernels (placement says which nodes); "
+        "exact: only with the same results in every bit; on: also within a bound, see the README",
+        choices=MODES,
+        default=OFF,
     ),
     "batch_invariant": Option(
         text="sums over middle axes add in the order of a sample alone, whatever the batch; "
@@ -161,6 +168,12 @@ def has_workarounds(options: CompileOptions) -> bool:
 def is_batch_invariant(options: CompileOptions) -> bool:
     """Return whether a sample's sums are to have the same bits in every batch."""
     return bool(_settings(options)["batch_invariant"])
+
+
+def rewrites_mode(options: CompileOptions) -> str:
+    """Return which rewrites are wanted: none without the optimiser that they are made for."""
+    settings = _settings(options)
+    return OFF if settings["graph_optimization"] != "all" else str(settings["rewrites"])
 
 
 def shares_workspace(options: CompileOptions) -> bool:

@@ -38,11 +38,12 @@ def kernel_times(
     graph: GraphInfo,
     optimised: OptimisedGraph | None,
     rewritten: Collection[int] = (),
+    leads: Mapping[int, int] | None = None,
 ) -> Sequence[KernelTime]:
     """Return the times of all runs of a session by now; it is measured no longer.
 
     optimised: what it runs; None where that is not known, and so not whose nodes its kernels are.
-    rewritten: nodes that several kernels may compute.
+    rewritten: nodes that several kernels may compute. leads: of those that are computed as one.
     """
     # ONNX Runtime reads the clock of the day there, where the contract has the monotonic one.
     zero_s = session.get_profiling_start_time_ns() / 1e9 - time.time() + time.monotonic()
@@ -54,7 +55,7 @@ def kernel_times(
         event for event in events if event["cat"] == "Node" and event["name"].endswith(_KERNEL)
     ]
     kernels.sort(key=lambda event: event["ts"])
-    nodes = _nodes(graph, optimised, kernels, rewritten)
+    nodes = _nodes(graph, optimised, kernels, rewritten, leads or {})
     return [
         KernelTime(
             predict=bisect_right(starts, event["ts"]) - 1,
@@ -73,6 +74,7 @@ def _nodes(
     optimised: OptimisedGraph | None,
     events: Iterable[Mapping[str, Any]],
     rewritten: Collection[int],
+    leads: Mapping[int, int],
 ) -> dict[str, tuple[int, ...]]:
     """Return the nodes of the model's graph by the name of the kernel in the events."""
     if optimised is None:
@@ -81,7 +83,7 @@ def _nodes(
 
     found: dict[str, tuple[int, ...]] = {}
     unnamed: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-    for kernel, indices in kernel_nodes(graph, optimised, rewritten):
+    for kernel, indices in kernel_nodes(graph, optimised, rewritten, leads):
         if not kernel.name:
             unnamed[kernel.op_type].append(indices)
         elif kernel.name not in found:

@@ -60,7 +60,8 @@ class CpuModel:
 
     unsupported: the nodes that it cannot run, and why; then there is no session.
     rewritten: nodes that are computed otherwise than by a kernel of their own, and how.
-    read: the model as ONNX Runtime has read it, where that is not as it is.
+    leads: see Prepared.
+    read: the model as ONNX Runtime has read it, where that is not as it is; but before rewrites.
     form: the compiled form that the session was opened from.
     ranks: checks inputs of no declared rank.
     arena: what its session shares with others, to be held as long as that lives.
@@ -77,6 +78,7 @@ class CpuModel:
         form: CompiledForm | None = None,
         ranks: RankCheck | None = None,
         read: ModelSource | None = None,
+        leads: Mapping[int, int] | None = None,
     ) -> None:
         self.source = source
         self.read = read or source
@@ -85,6 +87,7 @@ class CpuModel:
         self.ranks = ranks
         self.unsupported = unsupported or {}
         self.rewritten = rewritten or {}
+        self.leads = leads or {}
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:

@@ -103,7 +103,7 @@ def prepare(
         rewritten |= sum_in_one_order(model, nodes, scope)
     if is_taken and not (rewritten or carried or is_tidied or unfused):
         return Prepared()
-    folder = _relocate(model, source)
+    folder = relocate(model, source)
     if unfused:
         unfuse_main(model, nodes, unfused)
     _write(model, nodes, rewriter, {**written, **rewriter.versions})
@@ -210,7 +210,7 @@ def _ask_for_types(model: ModelProto, bare: ModelProto, scope: Scope) -> None:
             scope.types[name] = kind
 
 
-def _relocate(model: ModelProto, source: ModelSource) -> Path | None:
+def relocate(model: ModelProto, source: ModelSource) -> Path | None:
     """Return the folder of external data, to which links may lead: see ModelSource.folder."""
     if source.folder is None or source.data is not None or source.path is None:
         return source.folder

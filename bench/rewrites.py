@@ -1,0 +1,156 @@
+"""Time of rewritten graphs over the originals', on plain ONNX Runtime with one thread.
+
+    python bench/rewrites.py ORIGINAL.onnx CANDIDATE.onnx ... [--corpus DIR] [--mode MODE ...]
+
+--mode: Model.predict with the option `rewrites` as the cpu backend has it (off, exact, on).
+A round times the original, a second session of it (the A/A control) and each candidate, in an order
+drawn anew, a few milliseconds each by the process's CPU time. The machine may be busy: neighbours
+in time are compared, short timings find quiet moments, and the interval says how sure the figure
+is. ratio: the median over rounds of candidate / original. low: the same of the 20 % fastest
+timings of each. Inputs are those of the corpus (bench/real_models), by the original's name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+import engine
+
+sys.path.insert(0, str(Path(__file__).parent / "real_models"))
+from corpus import entries
+
+TIMING_S = 0.004  # of one timing, at least
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A candidate over the original. low, high: 95 % of resampled rounds are between these."""
+
+    ratio: float
+    low: float
+    high: float
+    fastest: float
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.3f} [{self.low:.3f}, {self.high:.3f}] fastest {self.fastest:.3f}"
+
+
+def session(model: Path | bytes, **entries: str) -> ort.InferenceSession:
+    """Return a session as most programs make it, with one thread."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    for key, value in entries.items():
+        options.add_session_config_entry(key.replace("__", "."), value)
+    given = model if isinstance(model, bytes) else str(model)
+    return ort.InferenceSession(given, options, ["CPUExecutionProvider"])
+
+
+def compare(
+    original: Callable[[], object],
+    again: Callable[[], object],
+    candidates: Mapping[str, Callable[[], object]],
+    *,
+    seconds: float,
+) -> dict[str, Figure]:
+    """Return a figure of each candidate, and of the control under the name "A/A"."""
+    functions = {"": original, "A/A": again, **candidates}
+    names = list(functions)
+    for function in functions.values():
+        function()
+    begin = time.process_time()
+    original()
+    calls = max(1, round(TIMING_S / max(time.process_time() - begin, 1e-6)))
+    times: dict[str, list[float]] = {name: [] for name in names}
+    order, end = random.Random(0), time.monotonic() + seconds * len(names)
+    while time.monotonic() < end or len(times[""]) < 7:
+        for name in order.sample(names, len(names)):
+            function = functions[name]
+            begin = time.process_time()
+            for _ in range(calls):
+                function()
+            times[name].append((time.process_time() - begin) / calls)
+    return {name: _figure(times[name], times[""]) for name in names if name}
+
+
+def _figure(own: Sequence[float], base: Sequence[float]) -> Figure:
+    ratios = [a / b for a, b in zip(own, base, strict=True)]
+    draw = random.Random(1)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(400))
+    few = max(1, len(base) // 5)
+    fastest = statistics.mean(sorted(own)[:few]) / statistics.mean(sorted(base)[:few])
+    middle = statistics.median(ratios)
+    return Figure(middle, medians[10], medians[-10], fastest, statistics.median(base))
+
+
+def difference(results: Sequence[Any], expected: Sequence[Any]) -> float:
+    """Return the largest relative error of all outputs, by norms; 0.0 for the same bits."""
+    worst = 0.0
+    for own, other in zip(results, expected, strict=True):
+        own, other = np.asarray(own), np.asarray(other)
+        if own.shape != other.shape or own.dtype != other.dtype:
+            return float("inf")
+        if own.tobytes() == other.tobytes():
+            continue
+        if own.dtype.kind != "f":
+            return float("inf")
+        own, other = own.astype(np.float64), other.astype(np.float64)
+        norm = np.linalg.norm(other) or 1.0
+        error = float(np.linalg.norm(own - other) / norm)
+        worst = max(worst, error if error == error else float("inf"))
+    return worst
+
+
+def _of_mode(path: Path, mode: str, feeds: Mapping[str, Any]) -> Callable[[], Sequence[Any]]:
+    """Return a predict with one thread, of arrays in the model's order."""
+    config = {"cpu_context": {"rewrites": mode}}
+    model = engine.load(path, target="cpu", threads=1, config=config)
+    arrays = [feeds[spec.name] for spec in model.inputs]
+    return lambda: [np.asarray(result) for result in model.predict(arrays)]
+
+
+def main() -> None:
+    """Print a line for each candidate."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mode", action="append", default=[])
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--corpus", type=Path)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each candidate")
+    given = parser.parse_args()
+    original, *candidates = given.models
+    corpus = {entry.name: entry for entry in entries(given.corpus or original.parent)}
+    feeds = corpus[original.stem].feeds()
+    runs: dict[str, Callable[[], Any]] = {
+        str(path): partial(session(path).run, None, feeds) for path in candidates
+    }
+    for mode in given.mode:
+        runs[f"rewrites = {mode}"] = _of_mode(original, mode, feeds)
+    first, second = session(original), session(original)
+    expected = first.run(None, feeds)
+    figures = compare(
+        lambda: first.run(None, feeds),
+        lambda: second.run(None, feeds),
+        runs,
+        seconds=given.seconds,
+    )
+    for name, figure in figures.items():
+        own = runs.get(name)
+        error = "" if own is None else f"  differs by {difference(own(), expected):.1e}"
+        print(f"{name:50} {figure}  original {figure.seconds * 1e3:.3f} ms{error}")
+
+
+if __name__ == "__main__":
+    main()
