@@ -131,7 +131,9 @@ class Backend:
         if self.lacks(Capability.DEVICE_MEMORY, device):
             return None
         try:
-            found: DeviceMemory = self.bind("engine_memory")(device)
+            found: object = self.bind("engine_memory")(device)
+            if not isinstance(found, DeviceMemory):
+                raise TypeError(f"it must return a DeviceMemory, but returned {type(found)}")
         except BaseException as error:  # SystemExit, or a panic of a compiled extension
             if raised_by_handler(error) or isinstance(error, BackendUnavailable):
                 raise

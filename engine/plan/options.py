@@ -117,7 +117,11 @@ class BuildOptions:
         device_id = getattr(settings, "device_id", None) or _device_id(given.get("device_id", "0"))
         declared = backend.info.options
         devices: tuple[Device, ...] = ()
-        own = {"device_ids"} & set(declared)  # of a backend that had it before the core
+        # A backend's own, where it had the key before the core.
+        is_own = "device_ids" in declared or not (
+            declared or backend.can(Capability.SEVERAL_DEVICES)
+        )
+        own = {"device_ids"} if is_own else set()
         if (text := given.get("device_ids", "")) and not own:
             is_chosen = bool(device_id or given.get("device_id"))
             several = wing("devices_of")

@@ -101,6 +101,16 @@ def test_what_cannot_be_is_an_error_that_says_why(
         load(models.affine(tmp_path), **section)
 
 
+def test_a_backend_that_had_the_key_before_the_core_gets_it_as_it_is(
+    plugin_folder: Path, tmp_path: Path
+) -> None:
+    changes = "level=1, options={}, capabilities=frozenset()"
+    noting = other(plugin_folder, "older", changes)
+    load(models.affine(tmp_path), "older", device_ids="0,1").close()
+    [given] = noting.given
+    assert (given.options, given.devices) == ({"device_ids": "0,1"}, ())
+
+
 def test_a_backend_of_one_device_refuses_several(
     null_backend: str, plugin_folder: Path, tmp_path: Path
 ) -> None:

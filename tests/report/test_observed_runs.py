@@ -109,16 +109,16 @@ def test_a_request_that_never_ran_has_no_run_and_no_device(told: Any, tmp_path: 
     runner = ModelParallelRunner()
     asked = context("null")
     asked.parallel.workers_num = 1
-    asked.parallel.config_info = {"null_context": {"delay_s": "0.5"}}
-    runner.build_from_file(str(models.affine(tmp_path)), asked)
+    asked.parallel.config_info = {"null_context": {"delay_s": "300"}}
+    runner.build_from_file(str(models.affine(tmp_path)), asked, max_batch_size=1)
     with runner:
         first = runner.submit([row(1)], request_id="first")
         future = runner.submit([row(1)], request_id="never")
         assert future.cancel()
         with pytest.raises(engine.Cancelled):
             future.result(120)
-        first.result(120)
-    event, _ = told.of("Request")
+        assert first.cancel()
+    event = {event.id: event for event in told.of("Request")}["never"]
     assert (event.id, event.run_id, event.devices, event.batch_size) == ("never", "", (), 0)
 
 

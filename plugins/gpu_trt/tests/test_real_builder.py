@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 MODELS = (
-    "affine", "scalar", "empty", "several", "unread", "shared_dims", "dense", "polynomial",
+    "affine", "meeting", "scalar", "empty", "several", "unread", "shared_dims", "dense",
+    "polynomial",
     "squares", "negated", "mixed_dtypes", "identity", "twins", "constant", "no_batch", "foldable",
     "branch", "turned", "waves", "sequences", "optionals", "vectorised", "external", "linked",
     "heavy", "slow", "pairs", "mismatched", "unknown_operator",

@@ -228,7 +228,9 @@ _SENTENCES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
      ("test_a_strided_buffer_is_copied_element_by_element",
       "test_predict_reads_an_input_by_its_strides",
       "test_results_of_strided_inputs_may_stay_on_the_device")),
-    ("engine_copy", "What lies between the elements of a target stays as it is.",
+    ("engine_copy",
+     "No two elements of a target are one place in memory, and what lies between them stays as it "
+     "is.",
      ("test_a_copy_into_a_strided_buffer_leaves_what_is_between",)),
     ("engine_predict", "With DEVICE_BUFFERS also DeviceBuffers of the executable's device, packed "
      "unless STRIDED_BUFFERS is announced:",

@@ -4,12 +4,23 @@ import pytest
 
 from engine_testing import BackendConformance
 from engine_testing.plugins import install
+from engine_testing.several_devices import SeveralDevices
 
 
 @pytest.mark.usefixtures("null_backend")
 class TestNull(BackendConformance):
     backend = "null"
     option = "delay_s"
+
+
+class TestMesh(SeveralDevices):
+    """What null cannot do, which has one device."""
+
+    backend = "null_mesh"
+
+    @pytest.fixture(autouse=True)
+    def _installed(self, plugin_folder: Path) -> None:
+        install(plugin_folder, "null_mesh", "engine_testing.null_mesh")
 
 
 @pytest.mark.slow  # test_null_backend.py has what it shows to readers; all of the kit is CI's

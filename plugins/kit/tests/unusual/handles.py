@@ -19,6 +19,7 @@ from engine_testing.null_device import DEVICE
 NOT_HERE = {
     Capability.COLLECTIVES, Capability.QUEUED_COLLECTIVES, Capability.SHARE_WEIGHTS,
     Capability.SHARE_WORKSPACE, Capability.UPDATE_WEIGHTS, Capability.DEVICE_MEMORY,
+    Capability.STRIDED_BUFFERS,
 }  # fmt: skip
 
 
