@@ -3,6 +3,7 @@
 import faulthandler
 import gc
 import os
+import time
 from collections.abc import Generator
 from typing import Any
 
@@ -50,18 +51,26 @@ def pytest_configure() -> None:
     _stderr = os.dup(2)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+_armed = (0.0, 0.0)
+"""The time-out of the watchdog that was started last, and when."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """End the whole run, with every thread's stack, where a test outlives its time-out by far.
 
     pytest-timeout raises by SIGALRM, which tests of interrupts take over, and which nothing that
-    is stuck outside of Python sees.
+    is stuck outside of Python sees. The watchdog is a thread, which is not started for every test.
     """
+    global _armed
     marker = item.get_closest_marker("timeout")
     configured = item.config.getoption("timeout", None) or item.config.getini("timeout")
-    limit_s = float(marker.args[0] if marker else configured)
-    faulthandler.dump_traceback_later(limit_s + 60, exit=True, file=_stderr)
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    limit_s, now_s = float(marker.args[0] if marker else configured), time.monotonic()
+    if limit_s != _armed[0] or now_s > _armed[1] + 60:
+        faulthandler.dump_traceback_later(limit_s + 120, exit=True, file=_stderr)
+        _armed = limit_s, now_s
+
+
+def pytest_unconfigure() -> None:
+    """Let the end of the run take as long as it takes."""
+    faulthandler.cancel_dump_traceback_later()

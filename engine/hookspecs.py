@@ -7,8 +7,8 @@ point of group `engine.backends.v1` names:
     my_backend = "my_package"
 
 The core opens it late, by name, and by itself, so hooks have one implementation
-and one answer. An implementation may take fewer arguments than its spec, by the same names; one
-that has a default here has one there too, and is left out where the core has nothing to say by it.
+and one answer. An implementation may take fewer arguments than its spec, by the same names.
+A parameter with a default is optional. Give it the same default. The core may leave it out.
 The core calls hooks with everything checked: names, counts, dtypes, shapes and contiguity of
 inputs, existence and bounds of model files. Vendor exceptions are translated once, here, into
 `engine.errors` with `raise ... from`; any other exception that leaves a hook is reported to the
@@ -162,14 +162,15 @@ def engine_predict(
         dims as declared. The dtype is that of `DType.numpy`, never numpy's other 64-bit integer.
         Axes of one symbol have one size; where they do not, because a model's file names them
         wrongly, the user was warned and the backend decides: it runs, or raises ModelError. Arrays
-        may be read-only. With DEVICE_BUFFERS also DeviceBuffers of the executable's device: one
+        may be read-only. With DEVICE_BUFFERS also DeviceBuffers of the executable's device, packed
+        unless STRIDED_BUFFERS is announced: one
         whose stream is None is the caller's to write again on return, one with a stream through
         that stream. Not modified; read anew in every call. With `outputs` given, the very same
         list object as in the last such call means the same arrays in the same shapes, so what was
         bound for it still stands; that holds for `outputs` too.
     outputs: None, or a list with one entry per output: a buffer to fill in place (exactly the
-        output's dtype and shape as far as it is known; no two overlap, but one may overlap an
-        input); None to have that one allocated; with DEVICE_BUFFERS a DeviceBuffer of the
+        output's dtype and shape as far as it is known, packed; no two overlap, but one may overlap
+        an input); None to have that one allocated; with DEVICE_BUFFERS a DeviceBuffer of the
         executable's device to fill, complete or ordered after its own stream on return, or that
         Device, to have it allocated there (InputError for what is no tensor of numbers). Memory is
         reused only where a buffer is given and for `CompileOptions.resident`: everything else
@@ -237,8 +238,10 @@ def engine_buffer(device: Device, dtype: DType, shape: tuple[int, ...], on_host:
 def engine_copy(source: Value, target: Value, stream: int | None) -> bool:
     """Copy a tensor between the host and a device of this backend, or between its devices.
 
-    source, target: same dtype and shape; at least one is a DeviceBuffer. The copy comes after
-        what `source.stream` and `target.stream` have queued.
+    source, target: same dtype and shape; at least one is a DeviceBuffer, packed unless
+        STRIDED_BUFFERS is announced. No two elements of a target are one place in memory, and what
+        lies between them stays as it is. The copy comes after what `source.stream` and
+        `target.stream` have queued.
     stream: where the copy is queued, one of the target's device (of the source's where the target
         is on the host); both must live until that has come to it. None: it is complete on return.
     Returns True.

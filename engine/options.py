@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 READ = (
     "provider",
     "device_id",
+    "device_ids",
     "arithmetic",
     "rank_table_file",
     "input_shape",
@@ -29,7 +30,7 @@ READ = (
     "shareable_weight_mem_handle",
 )
 """Keys of a backend's section that the core reads, for every backend: how the model runs, on which
-device and as which rank, how exactly, for which shapes, where its compiled form is kept, which
+devices and as which rank, how exactly, for which shapes, where its compiled form is kept, which
 weights may be exchanged, and with whom it shares them.
 """
 

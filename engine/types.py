@@ -301,6 +301,8 @@ class Capability(StrEnum):
     CANCEL_PREDICT = "cancel_predict"  # ExecutionContext.cancel stops a running model
     DEVICE_BUFFERS = "device_buffers"  # predict takes and gives DeviceBuffers: engine_buffer,
     #                                    engine_copy, engine_order, options.resident
+    STRIDED_BUFFERS = "strided_buffers"  # predict and engine_copy take buffers with strides and
+    #                                      offsets; predict may give such
     MIXED_PLACEMENT = "mixed_placement"  # engine_load reports unsupported nodes
     NODE_GROUPS = "node_groups"  # LoadedModel.groups
     COMPILE_CACHE = "compile_cache"  # options.save_to, source.compiled, engine_compiled_key
@@ -316,6 +318,7 @@ class Capability(StrEnum):
     ASYNC_PREDICT = "async_predict"  # engine_predict_async
     PREPARE = "prepare"  # Executable.prepare
     DEVICE_MEMORY = "device_memory"  # engine_memory
+    SEVERAL_DEVICES = "several_devices"  # options.devices, Executable.memory_by_device
     PREDICT_OPTIONS = "predict_options"  # engine_predict wants `options` in every predict
 
 
@@ -375,6 +378,14 @@ class BackendInfo(_Value):
 # --------------------------------------------------------------------------------------- values
 
 
+class MemoryKind(StrEnum):
+    """Memory that a device reaches, by its own addresses. Since contract 1.4."""
+
+    DEVICE = "device"  # its own
+    PINNED = "pinned"  # of the host, page-locked: the pointer is valid on the host too
+    MANAGED = "managed"  # wherever it was used last; the pointer is valid on the host too
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DeviceBuffer(_Value):
     """Memory on a device, or memory that a device can reach.
@@ -382,13 +393,18 @@ class DeviceBuffer(_Value):
     pointer: its address on the device. With COLLECTIVES the core makes parts of a buffer along axis
         0 by adding bytes to it. Without, it may be an opaque handle, and a part of a buffer is an
         InputError.
-    shape in elements, C-contiguous.
+    shape in elements, C-contiguous unless `strides` says otherwise.
     stream: the handle of the stream that produces the contents: whoever reads orders after it
         (engine_order). It stays usable for as long as a buffer names it, also when the context
         that it was of is closed. None means that the contents are complete. 0 is a stream like any
         other: CUDA's legacy default stream.
     owner: keeps the memory alive; the memory is freed when the last buffer that names the owner
         is gone. None: the caller guarantees the lifetime for as long as the buffer is in use.
+    strides: how many elements lie from one index of an axis to the next, for each axis; 0 where
+        all are one element, negative where the next index lies before. None: C-contiguous.
+        offset_bytes: the first element is at pointer + offset_bytes, also where `strides` is None.
+        memory: its kind. All three are DLPack's. The core gives strides and offsets to backends
+        with STRIDED_BUFFERS, and copies for others. Since contract 1.4.
     """
 
     pointer: int
@@ -397,10 +413,18 @@ class DeviceBuffer(_Value):
     device: Device
     stream: int | None = None
     owner: object = None
+    strides: tuple[int, ...] | None = None
+    offset_bytes: int = 0
+    memory: MemoryKind = MemoryKind.DEVICE
+
+    @property
+    def is_packed(self) -> bool:
+        """True where it is C-contiguous from `pointer` on."""
+        return self.strides is None and not self.offset_bytes
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes, sub-byte elements packed."""
+        """Size of its elements in bytes, sub-byte elements packed."""
         count = 1
         for dim in self.shape:
             count *= dim
@@ -571,7 +595,9 @@ class PredictOptions(_Value):
     """Options of one predict. Since contract 1.4.
 
     id: of its request, as `RequestEvent.id`: the user's own, or one that is unique in this process;
-    "" where nobody asked for one. Of a run that several requests share: `RequestEvent.run_id`.
+    "" where the user gave none and nobody observes. Of a run that several requests share:
+    `RequestEvent.run_id`. What is unique is given to backends with PREDICT_OPTIONS, or where there
+    is something else to say.
     priority: -100 to 100, 0 is usual; of what waits for the device, the highest comes first. Of a
     shared run: the highest of its requests.
     can_be_cancelled: False where nobody calls `ExecutionContext.cancel` for it; `deadline_s` holds
@@ -656,6 +682,10 @@ class CompileOptions(_Value):
     """Settings of one compile.
 
     device: where to. provider: one of the backend's providers, "" for its default.
+    devices: those that the executable runs on together, `device` first, in the user's order; () for
+        that one alone. The backend says what runs where. DeviceBuffers that it takes and gives are
+        on `device`; results are those of one device, as exactly. Also for each segment of a model.
+        Capability: SEVERAL_DEVICES. Since contract 1.4.
     precision: the API's precision_mode: "enforce_fp32" (true fp32, no faster approximation) or
         "preferred_fp16" for "cpu", "gpu" and "ascend"; for "ascend" also "preferred_fp32",
         "enforce_fp16", "enforce_origin", "preferred_optimal" and ""; "" for other device types.
@@ -709,6 +739,7 @@ class CompileOptions(_Value):
     """
 
     device: Device
+    devices: tuple[Device, ...] = ()
     provider: str = ""
     precision: str = ""
     arithmetic: Arithmetic | None = None
@@ -746,9 +777,10 @@ class Placement(_Value):
     """Device and provider that run one node, and why.
 
     node: its name in the file, "" if it has none; index: its place there. device: as
-    `str(Device)`. provider: one of `BackendInfo.providers`, or that with ":" and a detail.
-    state: RUNS where the backend cannot know better. fused_into: the index of the node whose
-    kernel computes this one; None unless it is FUSED and that is known.
+    `str(Device)`; where several run parts of one node, theirs with commas between. provider: one of
+    `BackendInfo.providers`, or that with ":" and a detail. state: RUNS where the backend cannot
+    know better. fused_into: the index of the node whose kernel computes this one; None unless it is
+    FUSED and that is known.
     """
 
     index: int
@@ -808,6 +840,9 @@ class Executable(Protocol):
       or another executable of this backend on the same device: the new one works on the same
       stream and in the same scratch memory. The core never runs two such at once, and closes the
       one that it names last.
+    * `memory_by_device()`, where SEVERAL_DEVICES is announced: a MemoryReport for each device that
+      the executable runs on, a Mapping[Device, MemoryReport]; `memory()` is their sum. Since
+      contract 1.4.
     * `profile()`, where PROFILE is announced: a sequence of KernelTime, of all predicts of an
       executable that was compiled with `profile_to`. Called once, after the last predict and
       before close.
@@ -976,6 +1011,9 @@ it there, a Mapping[str, str]. It gives a function that is called instead, from 
 each predict that passed the checks of its inputs, and not for the core's own trials. It passes
 `context` on as it is, gives back what it was given, and lets exceptions through. Several wrap in
 the order in which the user names them, the first outermost.
+
+An extension with an attribute `takes_strides` that is true gets DeviceBuffers with strides as the
+backend takes and gives them; for any other they are packed. Since contract 1.4.
 
 An extension with an attribute `changes_results` that is true may give other results than the model
 (a cache, a guard, a shadow), also without a call of the model: host arrays of the outputs' dtypes,

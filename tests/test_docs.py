@@ -173,12 +173,14 @@ def test_no_document_has_a_placeholder(path: Path) -> None:
 
 def test_the_readmes_commands_exist() -> None:
     pytest.importorskip("engine_cpu", reason="needs the cpu backend")
-    for name in ("README.md", "docs/quickstart.md", "examples/digits/README.md"):
-        for line in re.findall(r"^\$ (engine .+)$", (ROOT / name).read_text(), re.M):
-            words = shlex.split(line)
-            command = [sys.executable, "-m", "engine.cli", *words[1:]]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-            assert done.returncode == 0, f"{line}\n{done.stderr}"
+    pages = [
+        ROOT / name for name in ("README.md", "docs/quickstart.md", "examples/digits/README.md")
+    ]
+    text = "\n".join(page.read_text() for page in pages)
+    for line in dict.fromkeys(re.findall(r"^\$ (engine .+)$", text, re.M)):
+        command = [sys.executable, "-m", "engine.cli", *shlex.split(line)[1:]]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
 def test_what_is_exported_is_exactly_what_the_package_says() -> None:

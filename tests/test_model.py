@@ -147,10 +147,19 @@ def test_a_model_cannot_be_copied(affine: Model, copy_it: Callable[[Model], obje
     assert affine.predict([X])
 
 
-def test_a_model_that_is_closed_while_it_is_resized_stays_closed(
-    affine: Model, monkeypatch: pytest.MonkeyPatch
+CHANGES: dict[str, Callable[[Model], object]] = {
+    "resize": lambda model: model.resize(model.get_inputs(), [[2, 5]]),
+    "update weight": lambda model: model.update_weights({"two": np.array([3], np.float32)}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_is_closed_while_it_is_changed_stays_closed(
+    tmp_path: Path, null_backend: str, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    model = affine
+    config = {"common_context": {"variable_weights_mode": "rebuild"}}
+    path = models.affine(tmp_path)
+    model = engine.load(path, null_backend, variable_weights=["two"], config=config)
     assert model_state(model).plan is not None
     pools = [model_state(model).plan.pool]
     build = recipe.build
@@ -164,9 +173,10 @@ def test_a_model_that_is_closed_while_it_is_resized_stays_closed(
         return built
 
     monkeypatch.setattr("engine.model.update.build", close_meanwhile)
-    with pytest.raises(RuntimeError, match="resize failed! Error is the model is closed"):
-        model.resize(model.get_inputs(), [[2, 5]])
+    with pytest.raises(engine.ModelStateError, match=f"^{change} failed! Error is the model is cl"):
+        CHANGES[change](model)
     assert model_state(model).plan is None
+    assert len(pools) == 2
     assert all(pool.is_closed and not pool.open_count for pool in pools)
 
 

@@ -15,4 +15,6 @@ told: dict[int, PredictOptions] = {}
 
 def looked_up(predict: Callable[..., Any]) -> Callable[..., Any]:
     """Return an engine_predict that takes options as one that finds them by its context."""
-    return lambda context, *others: predict(context, *others, told.get(id(context)))
+    return lambda context, inputs, outputs, deadline_s: predict(
+        context, inputs, outputs, deadline_s, told.get(id(context))
+    )

@@ -9,31 +9,28 @@ those of one slicing, each with its own rank: two ranks with the same part agree
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import combinations
 from typing import Any
 
 from engine.distributed.sequence import Collective, between, difference, of_group
-from engine.distributed.store import Exchanging, exchange
 from engine.errors import CommunicatorError
 from engine.formats.collectives import Part
-from engine.types import Store
 
 __all__ = ["agree"]
 
 
 def agree(
-    store: Store | Exchanging,
-    rank: int,
-    world_size: int,
+    exchange: Callable[[bytes, float], list[bytes]],
     collectives: Sequence[Collective],
     timeout_s: float,
     part: Part | None = None,
 ) -> None:
     """Compare this rank's collectives with those of all ranks of the job; every rank calls it.
 
-    store: its keys are this comparison's own. collectives: `sequence` of this rank's
-        model. part: whose part that is, where it says so.
+    exchange: see `Rendezvous.exchange`. collectives: `sequence` of this rank's model. part: whose
+        part that is, where it says so.
     Raises CommunicatorError naming two ranks and the first collective in which they differ, or
     the ranks that did not come within `timeout_s`.
     """
@@ -41,21 +38,20 @@ def agree(
         "part": None if part is None else asdict(part),
         "collectives": [asdict(collective) for collective in collectives],
     }
-    texts = exchange(store, rank, world_size, json.dumps(own).encode(), timeout_s)
+    texts = exchange(json.dumps(own).encode(), timeout_s)
     given = [json.loads(text) for text in texts]
     _check_parts([Part(**one["part"]) if one["part"] else None for one in given])
     sequences = [[_collective(**fields) for fields in one["collectives"]] for one in given]
     # Every rank compares all pairs, so that all of them fail, with the same text.
-    for first in range(world_size):
-        for second in range(first + 1, world_size):
-            problem = _difference(sequences, first, second)
-            if problem:
-                raise CommunicatorError(
-                    f"the models of rank {first} and rank {second} do not fit together: {problem} "
-                    f"(here: rank {first}, there: rank {second}); give every rank its part of one "
-                    "sliced model",
-                    (first, second),
-                )
+    for first, second in combinations(range(len(given)), 2):
+        problem = _difference(sequences, first, second)
+        if problem:
+            raise CommunicatorError(
+                f"the models of rank {first} and rank {second} do not fit together: {problem} "
+                f"(here: rank {first}, there: rank {second}); give every rank its part of one "
+                "sliced model",
+                (first, second),
+            )
 
 
 def _check_parts(parts: Sequence[Part | None]) -> None:

@@ -6,22 +6,17 @@ queues on a device cannot see that another rank has failed, or why.
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import is_
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from engine.backends import Backend
 from engine.distributed.compose import Collectives, complete
 from engine.distributed.nodes import Call, CollectiveNode, require_divisible
-from engine.errors import CommunicatorError
 from engine.formats.collectives import WITH_SHAPE
-from engine.host.interrupts import raised_by_handler
 from engine.types import (
     Capability,
     Communicator,
@@ -35,9 +30,6 @@ from engine.types import (
 )
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-
-_LOOK_S = 0.1
-"""Time after which a rank that waits in a collective on the device hears of another's failure."""
 
 
 def has_collectives(backend: Backend, device: Device) -> bool:
@@ -289,77 +281,6 @@ class DeviceRun:
                 self._kept[name] = buffer
             return buffer
         return groups.to_host(value) if is_there else value
-
-
-class Watched(Protocol):
-    """Ranks of a plan, as `Watch` sees them."""
-
-    def world_check(self) -> None:
-        """Raise CommunicatorError where another rank has ended or has said that it failed."""
-
-    def abort(self, why: str) -> None:
-        """End what runs and what comes."""
-
-
-class Watch:
-    """Hears of the other ranks' failures while a predict runs, and ends its collectives.
-
-    It does not keep the ranks alive, and ends with them.
-    """
-
-    def __init__(self, ranks: Watched) -> None:
-        self._ranks = weakref.ref(ranks)
-        self._is_running = self._is_over = False
-        # Bare locks, which are released to wake the thread: when the process ends it stops wherever
-        # it is, and inside an Event it may have the lock that `close`, called once more as the
-        # model is dropped, would wait for.
-        self._begun, self._ended = _taken_lock(), _taken_lock()
-        weakref.finalize(ranks, self.close)
-        threading.Thread(target=self._look, name="engine-ranks", daemon=True).start()
-
-    def begin(self) -> None:
-        """A predict begins."""
-        self._is_running = True
-        _release(self._begun)
-
-    def end(self) -> None:
-        """It is over."""
-        self._is_running = False
-
-    def close(self) -> None:
-        """End the thread; twice does nothing."""
-        self._is_over = True
-        _release(self._ended)
-        _release(self._begun)
-
-    def _look(self) -> None:
-        while not self._is_over:
-            if not self._is_running:
-                self._begun.acquire()
-            self._ended.acquire(timeout=_LOOK_S)
-            ranks = self._ranks()
-            if ranks is not None and self._is_running and not self._is_over:
-                try:
-                    ranks.world_check()
-                except CommunicatorError as error:
-                    with suppress(CommunicatorError):
-                        ranks.abort(str(error))
-                    return
-            del ranks  # or waiting would keep them alive
-
-
-def _taken_lock() -> threading.Lock:
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
-
-
-def _release(lock: threading.Lock) -> None:
-    try:
-        lock.release()
-    except RuntimeError as error:  # it is released already
-        if raised_by_handler(error):
-            raise
 
 
 def arrays_of(groups: DeviceGroups, values: Values) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A group of ranks on one machine: joined, waiting for each other by counters, failing together.
+"""Groups of ranks: what all have in common, and those on one machine, who wait by counters.
 
 A rank that waits looks at another's counter for a short while, then sleeps until a control
 socket wakes it.
@@ -11,9 +11,12 @@ import platform
 import select
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from engine.distributed.control_sockets import ControlSocket, connect_all
 from engine.distributed.shared_segment import (
@@ -33,6 +36,8 @@ from engine.errors import CommunicatorError
 from engine.host.cpus import usable_cpus
 from engine.types import CommunicatorOptions
 
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
 _SPINS = 400
 """Looks at a counter before the core is offered to others: some 20 us."""
 _SPIN_S = 200e-6
@@ -47,6 +52,83 @@ ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
 fence before it is written or after it is read."""
 
 
+class RankGroup:
+    """A group as one of its ranks has it: who the others are, and why it has ended.
+
+    numbers: the ranks' in the job. ended: why this rank takes part in no collective any more.
+    """
+
+    deterministic = True  # contributions are combined in the order of the ranks
+
+    def __init__(self, rank: int, world_size: int, group: str, numbers: tuple[int, ...]) -> None:
+        self.rank, self.world_size, self.group = rank, world_size, group
+        self.ended = ""
+        self._numbers = numbers
+        self._blamed: tuple[int, ...] = ()  # the ranks because of which it has ended, by these
+        self._leaving = threading.RLock()
+
+    def refuse_ended(self) -> None:
+        """Raise why the group has ended, if it has."""
+        if self.ended:
+            raise self._failure(self.ended)
+
+    def abort(self, why: str = "the communicator was aborted") -> None:
+        """Make what runs and what comes fail, here and at the others, who are told why."""
+        self._leave(ABORTED, why)
+
+    def _leave(self, state: int, why: str, blamed: int = -1) -> None:
+        """End the group here, once, and tell the others: LEFT or ABORTED, because of a rank."""
+        raise NotImplementedError
+
+    def _fail(self, text: str, *ranks: int, timed_out: bool = False) -> CommunicatorError:
+        """End the group because of other ranks of it; returns the error to raise."""
+        self._blamed = tuple(self._numbers[rank] for rank in ranks)
+        self._leave(ABORTED, text, ranks[0] if ranks else -1)
+        return self._failure(text, timed_out=timed_out)
+
+    def _failure(self, text: str, *, timed_out: bool = False) -> CommunicatorError:
+        own = self._numbers[self.rank]
+        return CommunicatorError(
+            f"group {self.group!r}, rank {own}: {text}", self._blamed, timed_out=timed_out
+        )
+
+    def _too_late(self, late: Sequence[int], what: str) -> CommunicatorError:
+        return self._fail(
+            f"{self._named(*late)} did not come in time to {what}", *late, timed_out=True
+        )
+
+    def _not_begun(self, rank: int, what: str, why: str) -> CommunicatorError:
+        """Return the error for a rank that has refused a predict which this one is in."""
+        return self._fail(
+            f"{self._named(rank)} did not begin its predict, and does not come to {what}: {why}",
+            rank,
+        )
+
+    def mismatch(self, rank: int, own: str, theirs: str) -> CommunicatorError:
+        """Return the error for two ranks in different collectives, ending the group."""
+        return self._fail(
+            f"the ranks are out of step: rank {self._numbers[self.rank]} is in {own}, rank "
+            f"{self._numbers[rank]} in {theirs or 'nothing'}; give every rank the same inputs and "
+            "its part of one model",
+            rank,
+        )
+
+    def _named(self, *ranks: int) -> str:
+        """Name ranks of the group by their numbers in the job."""
+        numbers = ", ".join(str(self._numbers[rank]) for rank in ranks)
+        if self._numbers == tuple(range(self.world_size)):
+            return f"rank {numbers} of {self.world_size}"
+        return f"rank {numbers} of ranks {', '.join(map(str, self._numbers))}"
+
+    def require_other(self, rank: int) -> None:
+        """Raise CommunicatorError unless that is another rank of the group."""
+        if rank == self.rank or not 0 <= rank < self.world_size:
+            raise CommunicatorError(
+                f"group {self.group!r}: rank {rank} is none of the others of its {self.world_size} "
+                "ranks"
+            )
+
+
 @dataclass(slots=True)
 class Peer:
     """Another rank: its control socket, and what of its segment this rank reads."""
@@ -57,7 +139,7 @@ class Peer:
     words: memoryview
 
 
-class Group:
+class Group(RankGroup):
     """The ranks of a group, as one of them sees the others.
 
     Every failure to wait ends the group: its ranks are out of step then, and each finds out at its
@@ -65,14 +147,9 @@ class Group:
     """
 
     def __init__(self, options: CommunicatorOptions) -> None:
-        self.rank = options.rank
-        self.world_size = options.world_size
-        self.group = options.group
+        numbers = options.ranks or tuple(range(options.world_size))
+        super().__init__(options.rank, options.world_size, options.group, numbers)
         self.peers: list[Peer] = []
-        self.ended = ""  # why this rank takes part in no collective any more
-        self._numbers = options.ranks or tuple(range(options.world_size))  # in the job
-        self._blamed: tuple[int, ...] = ()  # the ranks because of which it has ended, by these
-        self._leaving = threading.RLock()
         self._pid = os.getpid()
         self._spins = _SPINS if usable_cpus() >= self.world_size else 0
         self._gone: list[Peer] = []  # ranks of which this one has seen the end
@@ -140,7 +217,7 @@ class Group:
                 if deadline_s is not None:
                     left_s = min(left_s, deadline_s - time.monotonic())
                     if left_s <= 0:
-                        raise self._too_late(peer, word, value, what)
+                        raise self._too_late(self._late(peer, word, value), what)
                 self._look(max(1, round(left_s * 1000)))
         finally:
             self.words[ASLEEP] = 0
@@ -158,20 +235,11 @@ class Group:
 
     # ------------------------------------------------------------------------------------ failing
 
-    def refuse_ended(self) -> None:
-        """Raise why the group has ended, if it has."""
-        if self.ended:
-            raise self._failure(self.ended)
-
     def _check_begun(self, peer: Peer, word: int, value: int, what: str) -> None:
         """Raise the error for a rank that has refused a predict which this one is in."""
         fence()  # it may have come this far, and refused a later one
         if peer.words[word] < value:
-            raise self._fail(
-                f"{self._named(peer.rank)} did not begin its predict, and does not come to {what}: "
-                f"{peer.segment.why()}",
-                peer.rank,
-            )
+            raise self._not_begun(peer.rank, what, peer.segment.why())
 
     def _refuse_gone(self, awaited: Peer, word: int, value: int, what: str) -> None:
         """Raise the error for ranks that are gone, where this rank waits for one of them in vain.
@@ -201,57 +269,18 @@ class Group:
             how = "has ended: its process crashed or was killed"
         return self._fail(f"{name} {how}{during}", peer.rank)
 
-    def _too_late(self, peer: Peer, word: int, value: int, what: str) -> CommunicatorError:
-        late = [peer.rank]
-        if word == ROUND:
-            late = [other.rank for other in self.peers if other.words[ROUND] < value] or late
-        return self._fail(
-            f"{self._named(*late)} did not come in time to {what}", *late, timed_out=True
-        )
-
-    def mismatch(self, peer: Peer, own: str, theirs: str) -> CommunicatorError:
-        """Return the error for two ranks in different collectives, ending the group."""
-        return self._fail(
-            f"the ranks are out of step: rank {self._numbers[self.rank]} is in {own}, rank "
-            f"{self._numbers[peer.rank]} in {theirs or 'nothing'}; give every rank the same inputs "
-            "and its part of one model",
-            peer.rank,
-        )
-
-    def _fail(self, text: str, *ranks: int, timed_out: bool = False) -> CommunicatorError:
-        """End the group because of other ranks of it; returns the error to raise."""
-        self._blamed = tuple(self._numbers[rank] for rank in ranks)
-        self._leave(ABORTED, text, ranks[0])
-        return self._failure(text, timed_out=timed_out)
-
-    def _failure(self, text: str, *, timed_out: bool = False) -> CommunicatorError:
-        own = self._numbers[self.rank]
-        return CommunicatorError(
-            f"group {self.group!r}, rank {own}: {text}", self._blamed, timed_out=timed_out
-        )
-
-    def _named(self, *ranks: int) -> str:
-        """Name ranks of the group by their numbers in the job."""
-        numbers = ", ".join(str(self._numbers[rank]) for rank in ranks)
-        if self._numbers == tuple(range(self.world_size)):
-            return f"rank {numbers} of {self.world_size}"
-        return f"rank {numbers} of ranks {', '.join(map(str, self._numbers))}"
+    def _late(self, peer: Peer, word: int, value: int) -> list[int]:
+        """Return the ranks that have not come to where this one waits for `peer`."""
+        if word != ROUND:
+            return [peer.rank]
+        return [other.rank for other in self.peers if other.words[ROUND] < value] or [peer.rank]
 
     def peer(self, rank: int) -> Peer:
         """Return another rank; CommunicatorError where there is none of that number."""
-        peer = next((peer for peer in self.peers if peer.rank == rank), None)
-        if peer is None:
-            raise CommunicatorError(
-                f"group {self.group!r}: rank {rank} is none of the others of its {self.world_size} "
-                "ranks"
-            )
-        return peer
+        self.require_other(rank)
+        return next(peer for peer in self.peers if peer.rank == rank)
 
     # --------------------------------------------------------------------------------- its life
-
-    def abort(self, why: str = "the communicator was aborted") -> None:
-        """Make what runs and what comes fail, here and at the others, who are told why."""
-        self._leave(ABORTED, why)
 
     def refuse(self, why: str) -> None:
         """Tell the others that this rank does not begin a predict.
@@ -301,3 +330,13 @@ class Group:
     def __del__(self) -> None:
         with suppress(AttributeError):  # it never joined
             self.close()
+
+
+def described(array: Array) -> str:
+    """Return how a collective's text has a tensor."""
+    return f"{array.dtype.name}{list(array.shape)}"
+
+
+def bytes_of(array: Array) -> Array:
+    """Return the bytes of a C-contiguous array, in its memory."""
+    return array.reshape(-1).view(np.uint8)

@@ -12,7 +12,6 @@ its ranks along: the kernel sees to that.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import selectors
@@ -29,6 +28,7 @@ from engine.distributed.store import StoreServer
 from engine.errors import CommunicatorError
 from engine.host.child import ending, has_ended, is_stopped, kill
 from engine.host.cpus import usable_cpus
+from engine.host.serve import end_group_with
 
 __all__ = ["Failure", "Output", "launch"]
 
@@ -141,7 +141,7 @@ class _Job:
             )
             rank = _Rank(number, process, ours.pop())
             self._ranks.append(rank)
-            _end_with(theirs, process.pid)
+            end_group_with(theirs, process.pid)
         for stream, pipe in ((1, process.stdout), (2, process.stderr)):
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
@@ -280,11 +280,3 @@ def _lifeline() -> Iterator[tuple[int, list[int]]]:
     finally:
         for descriptor in (theirs, *ours):
             os.close(descriptor)
-
-
-def _end_with(lifeline: int, group: int) -> None:
-    """Have the kernel end a group of processes, which hold this pipe, when its other end closes."""
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -group)
-    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-    flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)

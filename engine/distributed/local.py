@@ -13,11 +13,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from engine.distributed.group import ORDERED, Group
+from engine.distributed.group import ORDERED, Array, Group, bytes_of, described
 from engine.distributed.reduction import Combine, reduction
 from engine.distributed.shared_segment import (
     ABORTED,
@@ -34,8 +34,6 @@ from engine.distributed.shared_segment import (
 )
 from engine.errors import CommunicatorError
 from engine.types import CommunicatorOptions, DType, ReduceOp
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
 
 _DIRECT_BYTES = 32 * 1024
 """Up to this size more than two ranks each reduce everything: one step instead of two."""
@@ -65,8 +63,6 @@ class LocalCommunicator(Group):
 
     Buffers are C-contiguous arrays. Every failure but that of a check of arguments ends the group.
     """
-
-    deterministic = True  # contributions are combined in the order of the ranks
 
     def __init__(self, options: CommunicatorOptions) -> None:
         super().__init__(options)
@@ -139,8 +135,8 @@ class LocalCommunicator(Group):
         """See engine_send. Returns when the receiver has taken all but the last two slots."""
         other = self.peer(peer)
         self.refuse_ended()
-        data = _bytes_of(buffer)
-        text = f"send of {_described(buffer)}"
+        data = bytes_of(buffer)
+        text = f"send of {described(buffer)}"
         signature = zlib.crc32(text[len("send") :].encode())
         own = self.own
         for begin in _steps(data.size, PEER_SLOT_BYTES):
@@ -157,15 +153,15 @@ class LocalCommunicator(Group):
         """See engine_receive."""
         other = self.peer(peer)
         self.refuse_ended()
-        data = _bytes_of(buffer)
-        text = f"receive of {_described(buffer)}"
+        data = bytes_of(buffer)
+        text = f"receive of {described(buffer)}"
         signature = zlib.crc32(text[len("receive") :].encode())
         for begin in _steps(data.size, PEER_SLOT_BYTES):
             step = self._taken[peer] + 1
             self.wait(other, sent_word(self.rank), step, deadline_s, text)
             word = sent_signature_word(self.rank, step % 2)
             if other.words[word] != signature:
-                raise self.mismatch(other, text, other.segment.said(word))
+                raise self.mismatch(other.rank, text, other.segment.said(word))
             chunk = data[begin : begin + PEER_SLOT_BYTES]
             chunk[...] = other.segment.peer_slot(self.rank, step % 2)[: chunk.size]
             self._taken[peer] = step
@@ -212,7 +208,7 @@ class LocalCommunicator(Group):
 
     def _prepare(self, key: Any, what: str, like: Array, op: ReduceOp | None) -> _Exchange:
         """Return views of all slots for tensors like this one, and what it is reduced with."""
-        text = f"{what} of {_described(like)}"
+        text = f"{what} of {described(like)}"
         combine = None
         if op is not None:
             combine = reduction(op, DType.from_numpy(like.dtype), self.world_size)
@@ -264,7 +260,7 @@ class LocalCommunicator(Group):
             if words[STATE] == ABORTED:  # what it left is right, but the others failed
                 raise self.end_of(peer, prepared.text)
             if words[word] != signature:
-                raise self.mismatch(peer, prepared.text, peer.segment.said(word))
+                raise self.mismatch(peer.rank, prepared.text, peer.segment.said(word))
         if not ORDERED:
             fence()
 
@@ -274,19 +270,11 @@ class LocalCommunicator(Group):
         self._prepared.clear()
 
 
-def _described(array: Array) -> str:
-    return f"{array.dtype.name}{list(array.shape)}"
-
-
 def _view(slot: Array, like: Array) -> Array:
     """Return the beginning of a slot as a tensor; of one that does not fit, nothing."""
     if like.nbytes > slot.size:
         return slot[:0]
     return slot[: like.nbytes].view(like.dtype).reshape(like.shape)
-
-
-def _bytes_of(array: Array) -> Array:
-    return array.reshape(-1).view(np.uint8)
 
 
 def _steps(size: int, most: int) -> range:

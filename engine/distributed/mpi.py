@@ -17,22 +17,22 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
+from engine.distributed.group import Array, RankGroup, bytes_of, described
 from engine.distributed.job import Job
 from engine.distributed.mpi_start import forget_segments, watched
 from engine.distributed.reduction import Combine, reduction
+from engine.distributed.shared_segment import ABORTED, LEFT
 from engine.errors import CommunicatorError, one_line
 from engine.types import DType, ReduceOp
 
 __all__ = ["MpiCommunicator", "MpiExchange", "world"]
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
-
-_STEP, _REFUSED, _LEFT, _ABORTED = range(4)
+_STEP, _REFUSED = -2, -1  # and LEFT and ABORTED: what a word says
 _WORD = np.dtype([("kind", "i4"), ("signature", "u4"), ("text", "S504")])
 _WORDS, _PAIR, _TENSOR = range(1, 4)  # tags in a group
 _VALUE = 28263  # one in the world, which the script may use too
@@ -152,28 +152,22 @@ class MpiExchange:
         return self._comm.Create_group(self._comm.Get_group().Incl(list(members)))
 
 
-class MpiCommunicator:
+class MpiCommunicator(RankGroup):
     """A group of ranks; engine.types.Communicator says who may call what.
 
     comm: MPI's, of the group alone. numbers: its ranks' in the job. Buffers are C-contiguous
     arrays. Every failure but that of a check of arguments ends the group.
     """
 
-    deterministic = True  # contributions are combined in the order of the ranks
-
     def __init__(self, comm: Any, group: str, numbers: tuple[int, ...]) -> None:
-        self.rank, self.world_size, self.group = comm.rank, comm.size, group
-        self._numbers = numbers
+        super().__init__(comm.rank, comm.size, group, numbers)
         self._comm = comm
         self._others = [rank for rank in range(self.world_size) if rank != self.rank]
         self._awaited = {peer: self._expect(peer) for peer in self._others}
         self._come: dict[int, Any] = {}  # words that have come, and are not taken yet
         self._refused = dict.fromkeys(range(self.world_size), 0)
         self._refusals: dict[int, Array] = {}  # the last word of each that says why
-        self._ended = ""
-        self._blamed: tuple[int, ...] = ()
         self._reductions: dict[tuple[ReduceOp, np.dtype[Any]], Combine] = {}
-        self._lock = threading.RLock()
         _awaited.append(self._awaited)
         _open.add(self)
 
@@ -187,7 +181,7 @@ class MpiCommunicator:
         if combine is None:
             combine = reduction(op, DType.from_numpy(send.dtype))
             self._reductions[op, send.dtype] = combine
-        text = f"all-reduce ({op.value}) of {_described(send)}"
+        text = f"all-reduce ({op.value}) of {described(send)}"
         self._meet(text, deadline_s)
         size = self.world_size
         flat, result = send.reshape(-1), receive.reshape(-1)
@@ -209,35 +203,35 @@ class MpiCommunicator:
 
     def allgather(self, send: Array, receive: Array, deadline_s: float | None) -> None:
         """See engine_allgather."""
-        text = f"all-gather of {_described(send)}"
+        text = f"all-gather of {described(send)}"
         self._meet(text, deadline_s)
         self._all(self._comm.Iallgather, send.reshape(-1), receive.reshape(-1), deadline_s, text)
 
     def send(self, buffer: Array, peer: int, deadline_s: float | None) -> None:
         """See engine_send. Returns at once: what is sent is copied."""
-        self._check_peer(peer)
+        self.require_other(peer)
         self.refuse_ended()
-        text = f"send of {_described(buffer)}"
+        text = f"send of {described(buffer)}"
         self._post(peer, _PAIR, _word(_STEP, text, text.removeprefix("send")))
-        self._post(peer, _TENSOR, _bytes(buffer).copy())
+        self._post(peer, _TENSOR, bytes_of(buffer).copy())
 
     def receive(self, buffer: Array, peer: int, deadline_s: float | None) -> None:
         """See engine_receive."""
-        self._check_peer(peer)
+        self.require_other(peer)
         self.refuse_ended()
-        text = f"receive of {_described(buffer)}"
+        text = f"receive of {described(buffer)}"
         word = np.zeros(1, _WORD)
-        self._await(self._comm.Irecv(_bytes(word), peer, _PAIR), [peer], deadline_s, text)
+        self._await(self._comm.Irecv(bytes_of(word), peer, _PAIR), [peer], deadline_s, text)
         if word["signature"][0] != _signature(text.removeprefix("receive")):
-            raise self._mismatch(peer, text, word)
+            raise self.mismatch(peer, text, _text(word))
         data = np.empty(buffer.nbytes, np.uint8)
         self._await(self._comm.Irecv(data, peer, _TENSOR), [peer], deadline_s, text)
-        _bytes(buffer)[...] = data
+        bytes_of(buffer)[...] = data
 
     def _all(self, call: Any, send: Any, receive: Any, end_s: float | None, text: str) -> None:
         """Run one of MPI's collectives on bytes; all ranks are known to be in it."""
         send, receive = (
-            (_bytes(one[0]), one[1]) if isinstance(one, tuple) else _bytes(one)
+            (bytes_of(one[0]), one[1]) if isinstance(one, tuple) else bytes_of(one)
             for one in (send, receive)
         )
         self._await(call(send, receive), self._others, end_s, text, have_met=True)
@@ -253,7 +247,7 @@ class MpiCommunicator:
         for peer in self._others:
             word = self._come.pop(peer)
             if word["signature"][0] != _signature(text):
-                raise self._mismatch(peer, text, word)
+                raise self.mismatch(peer, text, _text(word))
 
     def _await(
         self,
@@ -289,13 +283,13 @@ class MpiCommunicator:
 
     def _expect(self, peer: int) -> tuple[Any, Array]:
         word = np.zeros(1, _WORD)
-        return self._comm.Irecv(_bytes(word), peer, _WORDS), word
+        return self._comm.Irecv(bytes_of(word), peer, _WORDS), word
 
     def _post(self, peer: int, tag: int, data: Array) -> None:
         """Send without waiting; what is sent is kept until it has gone."""
         with _sending:
             _sent[:] = [pair for pair in _sent if not pair[0].Test()]
-            _sent.append((self._comm.Isend(_bytes(data), peer, tag), data))
+            _sent.append((self._comm.Isend(bytes_of(data), peer, tag), data))
 
     def _have_come(self, peers: Sequence[int], text: str) -> bool:
         """Return whether these ranks have said which step they are in. See `_check_words`."""
@@ -322,68 +316,19 @@ class MpiCommunicator:
         self.refuse_ended()
         for peer, word in self._come.items():
             kind = word["kind"][0]
-            if kind == _ABORTED or (kind == _LEFT and peer in peers):  # others miss it not
-                how = "has aborted" if kind == _ABORTED else "has left the group"
+            if kind == ABORTED or (kind == LEFT and peer in peers):  # others miss it not
+                how = "has aborted" if kind == ABORTED else "has left the group"
                 raise self._fail(f"{self._named(peer)} {how} during {text}: {_text(word)}", peer)
         for peer in peers:
             if peer not in self._come and self._refused[peer] > self._refused[self.rank]:
-                raise self._fail(
-                    f"{self._named(peer)} did not begin its predict, and does not come to {text}: "
-                    f"{_text(self._refusals[peer])}",
-                    peer,
-                )
-
-    # ------------------------------------------------------------------------------------ failing
-
-    def refuse_ended(self) -> None:
-        """Raise why the group has ended, if it has."""
-        if self._ended:
-            raise self._failure(self._ended)
-
-    def _fail(self, text: str, *ranks: int, timed_out: bool = False) -> CommunicatorError:
-        self._blamed = tuple(self._numbers[rank] for rank in ranks)
-        self._leave(_ABORTED, text)
-        return self._failure(text, timed_out=timed_out)
-
-    def _failure(self, text: str, *, timed_out: bool = False) -> CommunicatorError:
-        own = self._numbers[self.rank]
-        return CommunicatorError(
-            f"group {self.group!r}, rank {own}: {text}", self._blamed, timed_out=timed_out
-        )
-
-    def _too_late(self, late: Sequence[int], text: str) -> CommunicatorError:
-        return self._fail(f"{self._named(*late)} did not come in time to {text}", *late,
-                          timed_out=True)  # fmt: skip
-
-    def _mismatch(self, peer: int, own: str, word: Array) -> CommunicatorError:
-        return self._fail(
-            f"the ranks are out of step: rank {self._numbers[self.rank]} is in {own}, rank "
-            f"{self._numbers[peer]} in {_text(word)}; give every rank the same inputs and its part "
-            "of one model",
-            peer,
-        )
-
-    def _named(self, *ranks: int) -> str:
-        numbers = ", ".join(str(self._numbers[rank]) for rank in ranks)
-        return f"rank {numbers} of ranks {', '.join(map(str, self._numbers))}"
-
-    def _check_peer(self, peer: int) -> None:
-        if peer not in self._others:
-            raise CommunicatorError(
-                f"group {self.group!r}: rank {peer} is none of the others of its "
-                f"{self.world_size} ranks"
-            )
+                raise self._not_begun(peer, text, _text(self._refusals[peer]))
 
     # --------------------------------------------------------------------------------- its life
 
-    def abort(self, why: str = "the communicator was aborted") -> None:
-        """Make what runs and what comes fail, here and at the others, who are told why."""
-        self._leave(_ABORTED, why)
-
     def refuse(self, why: str) -> None:
         """Tell the others that this rank does not begin a predict; see `Group.refuse`."""
-        with self._lock:
-            if not self._ended:
+        with self._leaving:
+            if not self.ended:
                 self._refused[self.rank] += 1
                 for peer in self._others:
                     self._post(peer, _WORDS, _word(_REFUSED, why))
@@ -394,15 +339,15 @@ class MpiCommunicator:
 
     def close(self) -> None:
         """Leave the group; twice does nothing."""
-        self._leave(_LEFT, "the communicator is closed")
+        self._leave(LEFT, "the communicator is closed")
 
-    def _leave(self, kind: int, why: str) -> None:
-        with self._lock:
-            if self._ended:
+    def _leave(self, state: int, why: str, blamed: int = -1) -> None:
+        with self._leaving:
+            if self.ended:
                 return
-            self._ended = why
+            self.ended = why
             for peer in self._others:
-                self._post(peer, _WORDS, _word(kind, why))
+                self._post(peer, _WORDS, _word(state, why))
 
 
 def _wait_for(is_done: Callable[[], bool], end_s: float | None) -> bool:
@@ -432,11 +377,3 @@ def _signature(text: str) -> int:
 
 def _text(word: Array) -> str:
     return bytes(word["text"][0]).decode(errors="replace")
-
-
-def _bytes(array: Array) -> Array:
-    return array.reshape(-1).view(np.uint8)
-
-
-def _described(array: Array) -> str:
-    return f"{array.dtype.name}{list(array.shape)}"

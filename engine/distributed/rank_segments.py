@@ -23,7 +23,7 @@ from engine.distributed.device import (
     runs_there,
 )
 from engine.distributed.nodes import Call, CollectiveNode, read_node, tells_shape
-from engine.errors import Cancelled, CommunicatorError
+from engine.errors import Cancelled, CommunicatorError, ModelError
 from engine.formats.collectives import is_collective
 from engine.hookspecs import hookimpl
 from engine.types import (
@@ -284,12 +284,20 @@ class ExchangeContext:
                 place = self._places.get(node.output.name)
                 given: Any = outputs[place] if outputs is not None and place is not None else None
                 taken = [values[name] for name in node.info.inputs if name]
-                values[node.output.name] = node.run(ranks.call(node.group, end_s), taken, given)
+                values[node.output.name] = self._run_node(node, taken, given, end_s)
         except CommunicatorError:
             if self._is_cancelled:
                 raise Cancelled("predict was cancelled by its owner") from None
             raise
-        results = [values[name] for name in self._results]
+        return self._delivered([values[name] for name in self._results], outputs)
+
+    def _run_node(
+        self, node: CollectiveNode, taken: Sequence[Any], given: Any, end_s: float
+    ) -> Any:
+        return node.run(self._exchange.ranks.call(node.group, end_s), taken, given)
+
+    def _delivered(self, results: list[Any], outputs: Values | None) -> Values:
+        """Return the results: the caller's own list, where all are in what it has given."""
         if outputs is not None and all(a is b for a, b in zip(results, outputs)):
             return outputs
         return results
@@ -313,31 +321,20 @@ class DeviceExchangeContext(ExchangeContext):
         self._device_groups = groups
         self._results_there = DeviceRun(groups, exchange.resident)
 
-    def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
-        """Run the nodes in the file's order."""
-        ranks, groups, there = self._exchange.ranks, self._device_groups, self._results_there
-        end_s = time.monotonic() + ranks.timeout_s
-        if deadline_s is not None:
-            end_s = min(end_s, deadline_s)
-        entries = dict(zip(self._results, outputs or [None] * len(self._results), strict=True))
-        values: dict[str, Any] = dict(self._exchange.constants)
-        values.update(zip(self._names, inputs))
-        try:
-            for node in self._exchange.nodes:
-                taken = [values[name] for name in node.info.inputs if name]
-                name = node.output.name
-                if runs_there(node) and len(node.members) > 1:
-                    if what := met_for(node, taken):
-                        ranks.meet(node.group, what, end_s)
-                    values[name] = self._run_there(node, taken, entries.get(name), end_s)
-                else:
-                    call = ranks.call(node.group, end_s)
-                    values[name] = node.run(call, arrays_of(groups, taken), None)
-        except CommunicatorError:
-            if self._is_cancelled:
-                raise Cancelled("predict was cancelled by its owner") from None
-            raise
-        return [there.delivered(name, values[name], entries[name]) for name in self._results]
+    def _run_node(
+        self, node: CollectiveNode, taken: Sequence[Any], given: Any, end_s: float
+    ) -> Any:
+        ranks, groups = self._exchange.ranks, self._device_groups
+        if not runs_there(node) or len(node.members) == 1:
+            return node.run(ranks.call(node.group, end_s), arrays_of(groups, taken), None)
+        if what := met_for(node, taken):
+            ranks.meet(node.group, what, end_s)
+        return self._run_there(node, taken, given, end_s)
+
+    def _delivered(self, results: list[Any], outputs: Values | None) -> Values:
+        entries = outputs or [None] * len(results)
+        wanted = zip(self._results, results, entries, strict=True)
+        return [self._results_there.delivered(*one) for one in wanted]
 
     def _run_there(
         self, node: CollectiveNode, taken: Sequence[Any], entry: Value, end_s: float
@@ -366,11 +363,29 @@ def _completed(spec: TensorSpec, declared: Mapping[str, TensorSpec]) -> TensorSp
 
 
 def _constants(source: ModelSource) -> Mapping[str, Array]:
-    """Return the constants that a segment holds; nearly always none."""
+    """Return what a segment's initializers and Constant nodes hold; nearly always nothing.
+
+    Raises ModelError for what is no tensor.
+    """
     graph = source.graph
     assert graph is not None
     if not graph.parameters and all(is_collective(n.op_type, n.domain) for n in graph.nodes):
         return {}
-    from engine.formats.onnx.constants import constant_values  # rare
+    import onnx  # rare
+    from onnx.external_data_helper import load_external_data_for_model
 
-    return constant_values(source)
+    assert source.data is not None, "a part is in memory"
+    model = onnx.load_model_from_string(source.data)
+    if source.folder is not None:
+        load_external_data_for_model(model, str(source.folder))
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            if node.attribute[0].name != "value":
+                raise ModelError(
+                    f"{source.name}: Constant {node.name!r} holds {node.attribute[0].name!r}; "
+                    "between ranks only one that holds a tensor, in 'value', can go",
+                    source.name,
+                )
+            tensors[node.output[0]] = node.attribute[0].t
+    return {name: np.array(onnx.numpy_helper.to_array(t)) for name, t in tensors.items()}

@@ -18,15 +18,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize, ref
 
 from engine.backends import Backend
 from engine.distributed.agreement import agree
 from engine.distributed.compose import Collectives, host_collectives
-from engine.distributed.device import DeviceGroups, Watch, has_collectives
+from engine.distributed.device import DeviceGroups, has_collectives
 from engine.distributed.job import Job, this_job
 from engine.distributed.local import LocalCommunicator
 from engine.distributed.mpi_start import forget_segments
@@ -37,7 +38,11 @@ from engine.distributed.sequence import Collective
 from engine.distributed.transport import LOCAL, HostCommunicator, faults_of, join, name_for
 from engine.errors import Cancelled, CommunicatorError, ModelError, one_line
 from engine.formats.collectives import Part
+from engine.host.interrupts import pass_interrupt
 from engine.types import Communicator, Device, Predict, Values
+
+_LOOK_S = 0.1
+"""Time after which a rank that waits in a collective on the device hears of another's failure."""
 
 # The plans that a rank of a job has joined; every rank joins its plans in the same order.
 _plans: Counter[Job] = Counter()
@@ -132,7 +137,7 @@ class Ranks:
             rendezvous = join(self._transport, job, _plans[job])
             try:
                 self._expect_failure()
-                agree(rendezvous, self.rank, self.world_size, collectives, self.timeout_s, part)
+                agree(rendezvous.exchange, collectives, self.timeout_s, part)
                 # In one order on all ranks, so that no two of them wait for each other in a circle.
                 for name, members in sorted(self._members.items()):
                     comm = rendezvous.group(name, members, self.timeout_s)
@@ -333,6 +338,66 @@ class Ranks:
             self.on_device.close()
         for comm, _ in groups.values():
             comm.close()
+
+
+class Watch:
+    """Hears of the other ranks' failures while a predict runs, and ends its collectives.
+
+    It does not keep the ranks alive, and ends with them.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ref(ranks)
+        self._is_running = self._is_over = False
+        # Bare locks, which are released to wake the thread: when the process ends it stops wherever
+        # it is, and inside an Event it may have the lock that `close`, called once more as the
+        # model is dropped, would wait for.
+        self._begun, self._ended = _taken_lock(), _taken_lock()
+        finalize(ranks, self.close)
+        threading.Thread(target=self._look, name="engine-ranks", daemon=True).start()
+
+    def begin(self) -> None:
+        """A predict begins."""
+        self._is_running = True
+        _release(self._begun)
+
+    def end(self) -> None:
+        """It is over."""
+        self._is_running = False
+
+    def close(self) -> None:
+        """End the thread; twice does nothing."""
+        self._is_over = True
+        _release(self._ended)
+        _release(self._begun)
+
+    def _look(self) -> None:
+        while not self._is_over:
+            if not self._is_running:
+                self._begun.acquire()
+            self._ended.acquire(timeout=_LOOK_S)
+            ranks = self._ranks()
+            if ranks is not None and self._is_running and not self._is_over:
+                try:
+                    ranks.world_check()
+                except CommunicatorError as error:
+                    with suppress(CommunicatorError):
+                        ranks.abort(str(error))
+                    return
+            del ranks  # or waiting would keep them alive
+
+
+def _taken_lock() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+def _release(lock: threading.Lock) -> None:
+    try:
+        lock.release()
+    except RuntimeError as error:  # it is released already
+        pass_interrupt(error)
 
 
 def open_ranks(

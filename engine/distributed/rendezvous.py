@@ -3,6 +3,8 @@
 The first that comes holds the store there, for the others. The name is made of what the ranks have
 in common: the rank table that they were given, or the launcher (mpirun) that started them. It lies
 in Linux's abstract name space: nothing is left behind, and the kernel says whose the other end is.
+Nothing here initialises MPI: ranks of one machine do not need it, and MPI_Init waits without end
+for a rank that never comes.
 
     store = store_of(job)          # in each rank, whoever is first
 """
@@ -13,6 +15,8 @@ import atexit
 import errno
 import json
 import os
+import socket
+import stat
 import sys
 import threading
 import time
@@ -23,12 +27,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from engine.distributed.hosts import is_this_machine
-from engine.distributed.job import Job
-from engine.distributed.launcher import end_job, launcher
+from engine.distributed.job import Job, is_rank_of_launcher
 from engine.distributed.rank_table import read
 from engine.distributed.store import ConnectedStore, NotThere, StoreServer, connect
 from engine.errors import CommunicatorError, one_line
-from engine.host.peers import credentials_of, holder
+from engine.host.peers import credentials, credentials_of, holder
 
 __all__ = ["store_of"]
 
@@ -144,7 +147,7 @@ class _Rendezvous:
             self.membership.close()
         if has_failed and self.is_of_mpirun:
             time.sleep(_LAST_WORDS_S)
-            end_job()
+            _end_job()
 
 
 _met: dict[tuple[str, int], _Rendezvous] = {}
@@ -180,7 +183,7 @@ def _name_of(job: Job) -> tuple[str, str]:
             )
         return f"table-{table.digest}", f"rank table {job.table!r}"
     assert not job.is_of_machines, "those meet by MPI"
-    process, start = launcher()
+    process, start = _launcher()
     return f"launcher-{process}-{start}", f"the ranks that process {process} started"
 
 
@@ -241,3 +244,43 @@ def _join(store: ConnectedStore, rank: int) -> tuple[int, bool]:
     pid, is_ending = json.loads(store.receive(connection))  # or its holder ends just now
     connection.close()
     return pid, is_ending
+
+
+def _launcher() -> tuple[int, str]:
+    """Return the process that started all ranks, and when, in ticks of the machine's clock.
+
+    It is the nearest above this one that is no rank itself: between it and a rank there may be
+    shells and other wrappers. The start tells it from an earlier process of the same number.
+    """
+    pid = os.getppid()
+    while True:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                inside = is_rank_of_launcher(file.read().split(b"\0"))
+            with open(f"/proc/{pid}/stat") as status:
+                fields = status.read().rpartition(")")[2].split()
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise CommunicatorError(
+                f"process {pid}, which may have started this rank, cannot be looked at: {why}; "
+                "start the ranks with engine launch -n N"
+            ) from error
+        if not inside:
+            return pid, fields[19]
+        pid = int(fields[1])
+
+
+def _end_job() -> None:
+    """Have mpirun end all ranks, with status 1, where it does not when one of them fails.
+
+    MPICH's does so only for a rank that is in MPI, or asks for it: by this line of its protocol
+    (PMI-1), on the socket that each rank has to it. Open MPI's ends the job by itself.
+    """
+    with suppress(OSError, ValueError, CommunicatorError):
+        descriptor = int(os.environ.get("PMI_FD", "-1"))
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return
+        with socket.socket(fileno=os.dup(descriptor)) as endpoint:
+            # In a wrapped process it may be another file.
+            if credentials(endpoint)[0] == _launcher()[0]:
+                endpoint.send(b"cmd=abort exitcode=1\n", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

@@ -19,7 +19,6 @@ import math
 import os
 import secrets
 import socket
-import struct
 import sys
 import threading
 import time
@@ -33,11 +32,11 @@ from multiprocessing.connection import (
     answer_challenge,
     deliver_challenge,
 )
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from engine.errors import CommunicatorError, one_line
 from engine.host.blocks import Closing
-from engine.host.peers import credentials_of
+from engine.host.peers import credentials_of, limit
 from engine.types import Store
 
 log = logging.getLogger("engine")
@@ -312,7 +311,7 @@ class ConnectedStore:
             answer_challenge(connection, self._key)
             deliver_challenge(connection, self._key)
             with _socket(connection) as endpoint:
-                _limit(endpoint, 0)
+                limit(endpoint, 0)
             return connection
         except AuthenticationError as error:
             connection.close()
@@ -335,16 +334,9 @@ class ConnectedStore:
 def _connection(name: str) -> Connection[Any, Any]:
     """Connect to a socket whose holder may never accept, and then may never answer."""
     with socket.socket(socket.AF_UNIX) as endpoint:
-        _limit(endpoint, ANSWER_S)  # Python's own timeout does not wait for room in the backlog
+        limit(endpoint, ANSWER_S)  # Python's own timeout does not wait for room in the backlog
         endpoint.connect(name)
         return Connection(endpoint.detach())
-
-
-def _limit(endpoint: socket.socket, seconds: float) -> None:
-    """Have connect, and each read and write, end with an OSError after a time; 0 for never."""
-    limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
-    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-        endpoint.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def _shut_down(connection: Connection[Any, Any]) -> None:
@@ -401,16 +393,8 @@ def _read(store: Store, key: str, timeout_s: float, rank: int | None) -> bytes:
     return store.get(key, timeout_s)
 
 
-@runtime_checkable
-class Exchanging(Protocol):
-    """Does by itself what others do over a store."""
-
-    def exchange(self, value: bytes, timeout_s: float) -> list[bytes]:
-        """Give every rank of the job the values of all, in rank order."""
-
-
 def exchange(
-    store: Store | Exchanging,
+    store: Store,
     rank: int,
     world_size: int,
     value: bytes,
@@ -422,8 +406,6 @@ def exchange(
     numbers: the ranks' in the job, where they are others. Raises CommunicatorError naming the
     ranks that did not write theirs within `timeout_s`, or have ended without.
     """
-    if isinstance(store, Exchanging):
-        return store.exchange(value, timeout_s)
     numbers = numbers or range(world_size)
     deadline_s = time.monotonic() + timeout_s
     store.set(f"value of {rank}", value)

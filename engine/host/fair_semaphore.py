@@ -33,15 +33,17 @@ class Waiter:
 
     owner: by which the semaphore knows who has a slot. request: see FairSemaphore.dequeue. came_s,
     admitted_s: moments of time.perf_counter(); 0 until then. is_left: nobody waits any more.
-    rank: the lowest is admitted first; of equal ones, the one that came first.
+    rank: the lowest is admitted first; of equal ones, the one that came first. extra: see
+    FairSemaphore.
     """
 
-    __slots__ = ("admitted_s", "came_s", "is_left", "owner", "rank", "request")
+    __slots__ = ("admitted_s", "came_s", "extra", "is_left", "owner", "rank", "request")
 
     def __init__(self, owner: int, request: Shareable | None = None, priority: int = 0) -> None:
         self.owner = owner
         self.request = request
         self.rank = -priority
+        self.extra = 0
         self.came_s = time.perf_counter()
         self.admitted_s = 0.0
         self.is_left = False
@@ -96,12 +98,13 @@ class FairSemaphore:
     each step may be done again. `enter` and `leave` take no lock: who takes a slot notes it in
     `_holders` first and counts then, and who waits stands in `_waiting` before it counts.
 
-    extra: how many slots there are beyond `slots`; it may change at any time.
+    extra, of what takes a slot: how many slots beyond `slots` it may take, for a run that is over
+    sooner than a thread could be woken. None while a waiter is here that no thread waits for: who
+    runs it has no part in them.
     """
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self.extra = 0
         self._main = threading.main_thread().ident  # where signal handlers run
         self._holders: dict[int, None] = {}  # the owners of slots
         self._waiting: dict[Waiter, None] = {}  # in the order in which they came
@@ -109,6 +112,7 @@ class FairSemaphore:
         self._barriers = 1
         # Those that have a slot, or are about to get or release one, with their waiters.
         self._threads: dict[int, _ThreadWaiter | None] = {}
+        self._called: dict[int, None] = {}  # the owners of CallbackWaiters, or who took them over
         self._pausing: dict[int, None] = {}  # threads with a slot that wait for others to come
         self._keeping: dict[int, None] = {}  # threads that do not release their slot for now
         self._reusing: dict[int, None] = {}  # threads whose next `acquire` finds a slot of theirs
@@ -134,8 +138,9 @@ class FairSemaphore:
         request: Shareable | None = None,
         limit: int = 0,
         priority: int = 0,
+        extra: int = 0,
     ) -> bool:
-        """Take a slot, waiting for it until `deadline_s`.
+        """Take a slot, waiting for it until `deadline_s`. extra: see the class.
 
         Returns False, without a slot, where another thread has done the request meanwhile.
         Raises DeadlineExceeded, Cancelled, QueueFull where `limit` wait already (0: no limit), or
@@ -151,10 +156,10 @@ class FairSemaphore:
         self._threads[thread] = None
         try:
             with self._lock:
-                if self._takes(thread, request):
+                if self._takes(thread, request, extra):
                     return True
                 self._refuse_more_than(limit)
-                waiter = _ThreadWaiter(thread, request, priority)
+                waiter = _ThreadWaiter(thread, request, priority, extra)
                 self._threads[thread] = waiter
                 self._queue(waiter)
                 self._admit()
@@ -178,7 +183,7 @@ class FairSemaphore:
                 self.release(thread)  # again, for a signal handler that raised in the first
             raise
 
-    def try_acquire(self, request: Shareable | None = None) -> bool:
+    def try_acquire(self, request: Shareable | None = None, extra: int = 0) -> bool:
         """Take a slot if one is free and nobody waits. Not for the main thread.
 
         Raises ModelStateError as `acquire` does.
@@ -186,16 +191,16 @@ class FairSemaphore:
         self.refuse_nested()
         thread = threading.get_ident()
         with self._lock:
-            if not self._takes(thread, request):
+            if not self._takes(thread, request, extra):
                 return False
             self._threads[thread] = None
         return True
 
-    def enter(self, thread: int) -> bool:
+    def enter(self, thread: int, extra: int = 0) -> bool:
         """Take a slot for the calling thread without the lock, if one is free and nobody waits.
 
-        thread: its number. `leave` follows where it returns True, and `acquire` where not: also in
-        the main thread, and in one that has a slot.
+        thread: its number. extra: see the class. `leave` follows where it returns True, and
+        `acquire` where not: also in the main thread, and in one that has a slot.
         """
         holders = self._holders
         if (
@@ -207,7 +212,8 @@ class FairSemaphore:
         ):
             return False
         holders[thread] = None
-        if len(holders) <= self.slots + self.extra and not (self._waiting or self._pausing):
+        most = self.slots if self._called else self.slots + extra
+        if len(holders) <= most and not (self._waiting or self._pausing):
             return True
         self.leave(thread)
         return False
@@ -216,8 +222,10 @@ class FairSemaphore:
         """Give back the slot that `enter` took."""
         del self._holders[thread]
         if self._waiting:
+            self._threads[thread] = None  # a finalizer that predicts meanwhile is refused
             with self._lock:
                 self._admit()
+            del self._threads[thread]
 
     def enqueue(self, waiter: CallbackWaiter, limit: int = 0, *, is_barrier: bool = False) -> None:
         """Queue a waiter. `withdraw`, or `take_over` and `release`, follows.
@@ -231,6 +239,7 @@ class FairSemaphore:
             self._refuse_more_than(limit)
             if is_barrier:
                 waiter.rank = _STEP // 2
+            self._called[waiter.owner] = None
             self._queue(waiter)
             self._barriers += is_barrier
             self._admit()
@@ -243,6 +252,7 @@ class FairSemaphore:
                 return False
             waiter.is_left = True
             self._waiting.pop(waiter, None)
+            self._called.pop(waiter.owner, None)
             self._holders.pop(waiter.owner, None)  # an interrupt stopped who was admitting it
         return True
 
@@ -252,8 +262,9 @@ class FairSemaphore:
         with self._lock:
             self._threads[thread] = None
             self._reusing[thread] = None
-            self._holders[thread] = None
+            self._called[thread] = self._holders[thread] = None
             self._holders.pop(waiter.owner, None)
+            self._called.pop(waiter.owner, None)
 
     def reuse_slot(self) -> None:
         """Have the next `acquire` of the calling thread, which has a slot, return at once."""
@@ -310,6 +321,7 @@ class FairSemaphore:
             ]
             for waiter in fitting:
                 del self._waiting[waiter]
+                self._called.pop(waiter.owner, None)
         return fitting
 
     def requeue(self, waiters: list[Waiter]) -> None:
@@ -365,18 +377,19 @@ class FairSemaphore:
                 waiter.is_left = True
                 self._waiting.pop(waiter, None)  # also where an interrupt left one that is admitted
             self._reusing.pop(thread, None)
+            self._called.pop(thread, None)
             self._holders.pop(thread, None)
             self._admit()
         self._threads.pop(thread, None)
 
-    def _takes(self, owner: int, request: Shareable | None) -> bool:
+    def _takes(self, owner: int, request: Shareable | None, extra: int) -> bool:
         """Take a slot, if one is free and nobody waits."""
         is_paused = self._pausing and request is not None
-        return not self._waiting and not is_paused and self._holds(owner)
+        return not self._waiting and not is_paused and self._holds(owner, extra)
 
-    def _holds(self, owner: int) -> bool:
+    def _holds(self, owner: int, extra: int) -> bool:
         """Take a slot if one is free."""
-        most = self.slots + self.extra
+        most = self.slots if self._called else self.slots + extra
         if len(self._holders) >= most:
             return False
         self._holders[owner] = None
@@ -398,7 +411,7 @@ class FairSemaphore:
                     return
                 # First, so that whoever comes after an interrupt finds it first.
                 rank, waiter.rank = waiter.rank, _ADMITTED
-                if not self._holds(waiter.owner):
+                if not self._holds(waiter.owner, waiter.extra):
                     waiter.rank = rank
                     return
             waiter.admitted_s = waiter.admitted_s or time.perf_counter()
@@ -413,8 +426,9 @@ class _ThreadWaiter(Waiter):
 
     __slots__ = ("_asleep",)
 
-    def __init__(self, thread: int, request: Shareable | None, priority: int) -> None:
+    def __init__(self, thread: int, request: Shareable | None, priority: int, extra: int) -> None:
         super().__init__(thread, request, priority)
+        self.extra = extra
         self._asleep = threading.Lock()
         self._asleep.acquire()
 

@@ -28,10 +28,11 @@ def pip_install(extra: str = "", root: Path = _ROOT) -> str:
     return f'pip install "inference-engine[{extra}]"'
 
 
-def pip_install_plugin(name: str, root: Path = _ROOT) -> str:
-    """Return the command that installs a plugin of this project by itself. root: as above."""
-    if (root / "plugins" / name / "pyproject.toml").is_file():
-        return f'pip install -e "{_near(root / "plugins" / name)}"'
+def pip_install_plugin(name: str) -> str:
+    """Return the command that installs a plugin of this project by itself."""
+    folder = _ROOT / "plugins" / name
+    if (folder / "pyproject.toml").is_file():
+        return f'pip install -e "{_near(folder)}"'
     return f"pip install inference-engine-{name.replace('_', '-')}"
 
 

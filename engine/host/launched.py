@@ -6,7 +6,6 @@ engine/distributed reads what they say.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 RANK, WORLD_SIZE = "ENGINE_RANK", "ENGINE_WORLD_SIZE"
 STORE, STORE_KEY = "ENGINE_STORE", "ENGINE_STORE_KEY"
@@ -22,7 +21,6 @@ LAUNCHERS = (
 _NAMES = (RANK, WORLD_SIZE, STORE, STORE_KEY, TIMEOUT_S, TABLE, *(name for name, *_ in LAUNCHERS))
 
 
-def is_launched(environ: Mapping[str, str] | None = None) -> bool:
+def is_launched() -> bool:
     """Return whether the environment says anything of ranks."""
-    environ = os.environ if environ is None else environ
-    return any(environ.get(name) for name in _NAMES)
+    return any(os.environ.get(name) for name in _NAMES)

@@ -85,13 +85,13 @@ def dial(name: bytes, end_s: float) -> socket.socket:
         try:
             left_s = max(0.001, end_s - time.monotonic())
             # Python's own time-out does not wait for room in a backlog; the kernel's does, in turn.
-            _limit(wire, left_s)
+            limit(wire, left_s)
             with suppress(BlockingIOError):  # full still, or a signal came
                 wire.connect(name)
             if _is_connected(wire):
                 if (user := credentials(wire)[1]) != os.geteuid():
                     raise PermissionError(f"{name!r} is held by a process of another user, {user}")
-                _limit(wire, 0)
+                limit(wire, 0)
                 return wire
             if time.monotonic() >= end_s:
                 raise TimeoutError(f"{name!r} has no room in its backlog")
@@ -109,10 +109,11 @@ def _is_connected(wire: socket.socket) -> bool:
     return True
 
 
-def _limit(wire: socket.socket, seconds: float) -> None:
-    """Have connect and each write end with an OSError after a time; 0 for never."""
-    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
-    wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+def limit(wire: socket.socket, seconds: float) -> None:
+    """Have connect, and each read and write, end with an OSError after a time; 0 for never."""
+    time_value = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        wire.setsockopt(socket.SOL_SOCKET, option, time_value)
 
 
 def has_ended(process: int) -> bool:

@@ -42,14 +42,19 @@ def end_with(lifeline: int) -> None:
     On Linux the kernel does it, whatever the process is busy with; elsewhere a thread.
     """
     if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgid(0))
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
+        end_group_with(lifeline, os.getpgid(0))
         if select.select([lifeline], [], [], 0)[0]:  # closed before the kernel was told
             _end()
     else:
         Thread(target=_end_after, args=(lifeline,), daemon=True).start()
+
+
+def end_group_with(lifeline: int, group: int) -> None:
+    """Have the kernel end a group of processes, which hold this pipe, when its other end closes."""
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -group)
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
 def end_interrupted() -> None:

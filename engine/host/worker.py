@@ -208,9 +208,9 @@ class Worker(Closing):
             errors="replace"
         )
 
-    def trim_errors(self, most: int = 1 << 20) -> None:
-        """Forget what the worker has written to its stderr if that is more than `most` bytes."""
-        if os.fstat(self._errors.fileno()).st_size > most:
+    def trim_errors(self) -> None:
+        """Forget what the worker has written to its stderr if that is more than 1 MiB."""
+        if os.fstat(self._errors.fileno()).st_size > 1 << 20:
             os.ftruncate(self._errors.fileno(), 0)
 
     def wait(self, timeout_s: float) -> bool:

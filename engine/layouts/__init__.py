@@ -2,7 +2,6 @@
 
 states.py   the form of a tensor: whole, divided along an axis, or the terms of a sum
 rules/      for each operator, in which states of its inputs which outputs follow
-facts.py    what a rule may ask of the model that its node is in
 
 batch/      the proof that the samples of a batch do not meet in a model
 

@@ -63,13 +63,13 @@ class Sharing:
         if mode_of(config) is Mode.ON:
             return GroupForms(CompileCache(cache.folder, keeps_small=True))
         from engine.weights.location import CacheUnusable
-        from engine.weights.shared.private import private_cache
+        from engine.weights.shared.private import PrivateCache
 
         held = self._private.get(cache.folder)
         private = None if held is None else held()
         if private is None:
             try:
-                private = private_cache(cache.folder)
+                private = PrivateCache(cache.folder)
             except CacheUnusable as error:
                 return GroupForms(cache, f"there is no place for them: {error}")
             self._private[cache.folder] = weakref.ref(private)

@@ -15,7 +15,7 @@ from engine.runtime.descriptions import Specs
 from engine.runtime.inputs import ThreadInputs
 from engine.tensor import Tensor
 from engine.tensor.description import Array
-from engine.tensor.values import arrays_by_name, arrays_in, tensors_of
+from engine.tensor.values import arrays_by_name, arrays_in, as_expected, tensors_of
 from engine.wings import wing
 
 if TYPE_CHECKING:
@@ -193,7 +193,9 @@ class Model(Handle):
             thread = self._state.open_thread()
         try:
             if outputs is None:
-                values, buffers = thread.take(inputs), None
+                # `take` begins so; without its call where all is as it was last time.
+                values = as_expected(inputs, thread.expected) if type(inputs) is list else None  # type: ignore[comparison-overlap]
+                values, buffers = thread.take(inputs) if values is None else values, None
             elif type(outputs) is list and not outputs:  # as in MindSpore Lite: none are given
                 values, buffers, outputs = thread.take(inputs), None, None
             else:

@@ -165,7 +165,7 @@ class ModelState:
             kind = ValuesState
         threads.seen = []
         if signature.is_open_ended:
-            predict = recorded(predict, threads.seen)
+            predict = recorded(plan.told if predict is plan.predict else predict, threads.seen)
         state = kind(plan, signature, predict, self.path)
         # Under the name `state` predict finds it by itself.
         setattr(threads, "state" if self.observation is None else "own", state)

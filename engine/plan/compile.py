@@ -60,7 +60,7 @@ def compile_whole(candidate: Candidate, source: ModelSource) -> tuple[Plan | Non
         backend.predict,
         ContextPool(Opener(backend, executable)),
         options.device,
-        parts=((backend, options.device),),
+        parts=tuple((backend, device) for device in options.devices or (options.device,)),
         devices=(options.device,) if has_memory else (),
         entries=tuple(entries),
     )

@@ -19,6 +19,7 @@ class CompiledSegment:
     nobody reads afterwards. resident: those of its outputs that stay on its device.
     is_shared: other ranks take part in it: it runs once in each predict, whatever becomes of that.
     is_afterwards: it exchanges results of a pipeline, when all micro-batches are through.
+    devices: see CompileOptions.
     """
 
     backend: Backend
@@ -31,6 +32,7 @@ class CompiledSegment:
     resident: frozenset[int] = frozenset()
     is_shared: bool = False
     is_afterwards: bool = False
+    devices: tuple[Device, ...] = ()
 
 
 @dataclass(eq=False)

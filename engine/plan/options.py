@@ -116,6 +116,12 @@ class BuildOptions:
             provider = ""
         device_id = getattr(settings, "device_id", None) or _device_id(given.get("device_id", "0"))
         declared = backend.info.options
+        devices: tuple[Device, ...] = ()
+        own = {"device_ids"} & set(declared)  # of a backend that had it before the core
+        if (text := given.get("device_ids", "")) and not own:
+            is_chosen = bool(device_id or given.get("device_id"))
+            several = wing("devices_of")
+            device_id, devices = several(backend, target.device_type, text, device_id, is_chosen)
         if given.get("arithmetic") and given.get("precision_mode", "").strip():
             raise ValueError(
                 "arithmetic and precision_mode say the same in two ways; set one of them"
@@ -127,6 +133,7 @@ class BuildOptions:
             given = {**self._workspace(backend), **given}
         return CompileOptions(
             device=Device(target.device_type, device_id),
+            devices=devices,
             provider=backend.check_provider(provider),
             precision=precision,
             arithmetic=arithmetic,
@@ -136,7 +143,8 @@ class BuildOptions:
             options={
                 key: value
                 for key, value in given.items()
-                if key not in CONSUMED and (not declared or is_declared(key, declared))
+                if (key not in CONSUMED or key in own)
+                and (not declared or is_declared(key, declared))
             },
             config=self.config,
             rank=self.rank,

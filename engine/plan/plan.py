@@ -10,7 +10,14 @@ from engine.backends import Backend
 from engine.backends.attribution import attribute_errors_to
 from engine.backends.told import looked_up
 from engine.plan.contexts import ContextPool
-from engine.plan.reports import InParts, KernelTimes, PartReports, held_by_core, part_profile
+from engine.plan.reports import (
+    InParts,
+    KernelTimes,
+    PartReports,
+    held_by_core,
+    part_memory,
+    part_profile,
+)
 from engine.types import (
     Capability,
     CompileOptions,
@@ -114,10 +121,9 @@ class Plan:
         """
         if isinstance(self.executable, InParts):
             return self.executable.memory_by_part()
-        with attribute_errors_to(self.backend, "memory"):
-            report = self.backend.name, self.device, self.executable.memory()
+        reports = part_memory(self.backend, self.executable, self.device)
         given = getattr(self.weights, "given", {})  # by updates, of weights that the backend holds
-        return [report, *held_by_core(given.values())]
+        return [*reports, *held_by_core(given.values())]
 
     def profile(self) -> KernelTimes:
         """Return the times of all predicts of a plan that was built to be measured.
@@ -154,6 +160,12 @@ class Plan:
     def run_on(self) -> tuple[Device, ...]:
         """The devices that run nodes of it, the target's first."""
         return tuple(dict.fromkeys((self.device, *(device for _, device in self.parts))))
+
+    @property
+    def takes_strides(self) -> bool:
+        """True where predict takes DeviceBuffers with strides."""
+        is_whole = self.predict is self.backend.predict
+        return is_whole and not self.lacks(Capability.STRIDED_BUFFERS)[0]
 
     @property
     def wants_options(self) -> bool:
@@ -232,7 +244,7 @@ class Candidate(NamedTuple):
             "backend": backend.name,
             "version": backend.info.version,
             "capabilities": " ".join(sorted(backend.info.capabilities)),
-            "device": str(options.device),
+            "device": ", ".join(map(str, options.devices or (options.device,))),
             "provider": options.provider,
             "precision": options.precision,
             "arithmetic": str(options.arithmetic),

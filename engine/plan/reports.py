@@ -31,6 +31,14 @@ class InParts(Protocol):
         """See Plan.profile."""
 
 
+def part_memory(backend: Backend, executable: Any, device: Device) -> PartReports:
+    """Return what one executable takes, by device where it can tell."""
+    with attribute_errors_to(backend, "memory"):
+        if backend.can(Capability.SEVERAL_DEVICES) and hasattr(executable, "memory_by_device"):
+            return [(backend.name, *found) for found in executable.memory_by_device().items()]
+        return [(backend.name, device, executable.memory())]
+
+
 def part_profile(backend: Backend, executable: Any, device: Device) -> KernelTimes:
     """Return the times of one executable's kernels; none of a backend that cannot tell."""
     if backend.lacks(Capability.PROFILE, device):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from engine.backends.attribution import attribute_errors_to
 from engine.plan.contexts import close
 from engine.plan.dataflow import Dataflow
-from engine.plan.reports import KernelTimes, PartReports, part_profile, total
+from engine.plan.reports import KernelTimes, PartReports, part_memory, part_profile, total
 from engine.plan.steps import SegmentedContext
 from engine.types import Device, MemoryReport, Placement, Values
 
@@ -54,9 +54,9 @@ class SegmentedExecutable(Dataflow):
         """See Plan.memory."""
         parts: dict[tuple[str, Device], list[MemoryReport]] = {}
         for segment in self.segments:
-            with attribute_errors_to(segment.backend, "memory"):
-                report = segment.executable.memory()
-            parts.setdefault((segment.backend.name, segment.device), []).append(report)
+            found = part_memory(segment.backend, segment.executable, segment.device)
+            for name, device, report in found:
+                parts.setdefault((name, device), []).append(report)
         return [(name, device, total(reports)) for (name, device), reports in parts.items()]
 
     def profile_by_part(self) -> KernelTimes:

@@ -200,6 +200,8 @@ class SegmentedContext:
                     result = canonical(result)
                 elif type(result) is list:
                     result = [canonical(a) if type(a) is np.ndarray else a for a in result]
+                elif type(result) is DeviceBuffer:
+                    result = self._flow.transfer.packed(result)
                 values[number] = result
             elif result is not buffer:
                 spec = self._flow.segments[step.index].executable.outputs[index]

@@ -38,6 +38,10 @@ class Transfer:
             return value
         return self._of(value.device).to_host(value)
 
+    def packed(self, buffer: DeviceBuffer) -> DeviceBuffer:
+        """Return a buffer itself, or a packed copy: another backend may read it."""
+        return buffer if buffer.is_packed else self._of(buffer.device).to_device(buffer)
+
     def to_device(self, value: Value, device: Device, name: str) -> DeviceBuffer:
         """Return a new buffer on `device` with the contents of a tensor.
 

@@ -85,7 +85,7 @@ def description(plan: Plan, signature: Signature, path: str) -> ModelDescription
     return ModelDescription(
         name=Path(path).stem if path else (graph.name if graph else ""),
         path=path,
-        backends=(plan.backend.name, *(backend.name for backend, _ in plan.others)),
+        backends=tuple(dict.fromkeys((plan.backend.name, *(part.name for part, _ in plan.parts)))),
         inputs=signature.inputs,
         outputs=signature.outputs,
         devices=plan.run_on,

@@ -106,6 +106,12 @@ def check_buffers(
                 spec.name,
             )
         if not isinstance(buffer, np.ndarray):
+            if buffer.strides is not None:
+                ready("engine.plan.transfer")
+                from engine.tensor.device_memory import REPEATED, repeats
+
+                if repeats(buffer):
+                    raise InputError(f"output {spec.name!r}: elements of {REPEATED}", spec.name)
             continue
         if not buffer.flags.writeable or buffer.flags.num & PLAIN != PLAIN:
             raise InputError(

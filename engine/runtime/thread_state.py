@@ -73,6 +73,7 @@ class ThreadState:
         "last",
         "lease",
         "output_count",
+        "packs",
         "path",
         "plain",
         "plan",
@@ -101,6 +102,7 @@ class ThreadState:
         self.is_limited = plan.pool.semaphore is not None
         self.output_count = len(signature.outputs)
         self.devices = plan.devices
+        self.packs = bool(plan.devices) and not plan.takes_strides
         self.expected: list[tuple[Any, Any]] = list(zip(signature.quick_dtypes, signature.shapes))
         self.descriptions = [description_for(spec) for spec in signature.outputs]
         self.bindings = NOTHING_BOUND
@@ -197,7 +199,8 @@ class ThreadState:
         if entry is None or isinstance(entry, np.ndarray):
             return entry if entry is None else canonical(entry)
         device = entry if isinstance(entry, Device) else entry.device
-        return entry if device in self.plan.devices else None
+        is_filled = device in self.plan.devices and getattr(entry, "is_packed", True)
+        return entry if is_filled else None
 
     def fail(
         self, error: BaseException, timeout_s: float | None, lease: Lease | None = None
@@ -251,6 +254,11 @@ class ThreadState:
         from engine.runtime import fitting  # what is quick has been taken
 
         values = fitting.values(self.signature, inputs, self.devices)
+        if self.packs:
+            ready("engine.tensor.memory")
+            from engine.tensor.memory import packed
+
+            values = list(map(packed, values))
         self.expected = [
             (dtype, None if dtype is None else value.shape)
             for dtype, value in zip(self.signature.quick_dtypes, values)

@@ -31,10 +31,14 @@ def wrapped(
     path: the model's file, "" for one in memory. chosen: see `extensions.chosen`. Raises
     ExtensionError for a name that no distribution offers and for an extension that fails.
     """
+    extensions = loaded(chosen, observes=False)
+    if not extensions:
+        return plan.predict  # the backend's own, which also begins predicts
     predict: Predict = plan.told
     model = description(plan, signature, path)
-    for name, extension in reversed(loaded(chosen, observes=False).items()):
-        inside = _Inside(predict)
+    for name, extension in reversed(extensions.items()):
+        packs = plan.takes_strides and not getattr(extension, "takes_strides", False)
+        inside = _Inside(predict, packs)
         try:
             options = {"options": chosen[name]} if _takes_options(extension) else {}
             outside = extension(model, inside, **options)
@@ -88,10 +92,12 @@ class _Inside:
 
     A context runs one predict at a time, so that neither threads nor a signal handler that predicts
     in the middle of another get in each other's way.
+    packs: the extension knows no buffers with strides.
     """
 
-    def __init__(self, predict: Predict) -> None:
+    def __init__(self, predict: Predict, packs: bool) -> None:
         self.predict = predict
+        self.packs = packs
         self.given: dict[int, Values] = {}
         self.raised: dict[int, BaseException] = {}
 
@@ -108,6 +114,8 @@ class _Inside:
         except BaseException as error:
             self.raised[id(context)] = error
             raise
+        if self.packs:
+            results = _packed(results)
         self.given[id(context)] = results
         return results
 
@@ -136,6 +144,8 @@ class _Wrapped:
         """See engine_predict; ExtensionError where it does not give back what it was given."""
         if unseen.trials:
             return self._inside.predict(context, inputs, outputs, deadline_s)
+        if self._inside.packs:
+            inputs = _packed(inputs)
         given, raised = self._inside.given, self._inside.raised
         try:
             results = self._predict(context, inputs, outputs, deadline_s)
@@ -184,6 +194,15 @@ class _Wrapped:
                     f"{spec}",
                 )
         return list(results)
+
+
+def _packed(values: Values) -> Values:
+    """Return values with packed copies of buffers that are not; this list where all are packed."""
+    if all(value.is_packed for value in values if isinstance(value, DeviceBuffer)):
+        return values
+    from engine.tensor.memory import packed  # rare
+
+    return list(map(packed, values))
 
 
 def _fits(shape: tuple[int, ...], declared: tuple[Dim, ...]) -> bool:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, cast
 
 from engine.host.cpus import usable_cpus
 from engine.host.fair_semaphore import FairSemaphore
@@ -21,8 +18,9 @@ from engine.runtime import fitting
 from engine.runtime.extensions import as_served
 from engine.serving.batching import Batcher
 from engine.serving.begun import BegunFuture, can_begin
-from engine.serving.request_future import RequestFuture, outcome_of
+from engine.serving.request_future import RequestFuture
 from engine.serving.request_queue import RequestQueue
+from engine.serving.short_runs import Direct, ShortRuns
 from engine.serving.statistics import Recorder
 from engine.types import Capability, Device
 
@@ -36,18 +34,12 @@ if TYPE_CHECKING:
     from engine.types import CancelToken, PredictOptions
 
 
-Direct: TypeAlias = "Callable[[Any, list[Tensor] | None], list[Tensor] | None]"
-
-_SHORT_S = 500e-6
-_EXTRA = 62
-
-
 class BuiltModel:
     """A model with as many slots as its pool of contexts has, or else `slots`.
 
     slots: 0 for as many as this machine has CPUs; for any number where the backend runs predicts
-    without a thread that waits. predict: the model's, where that is not to be held. futures: see
-    RequestQueue.
+    without a thread that waits. extra: how many more may run at once while they are short. predict:
+    the model's, where that is not to be held. futures: see RequestQueue.
     """
 
     def __init__(
@@ -55,6 +47,7 @@ class BuiltModel:
         model: Model,
         predict: Callable[..., list[Tensor]] | None = None,
         slots: int = 0,
+        extra: int = 0,
     ) -> None:
         self.model = model
         self.predict = predict or model.predict
@@ -67,28 +60,15 @@ class BuiltModel:
             slots, self.futures = slots or sys.maxsize, partial(BegunFuture, self._state)
         self.semaphore = plan.pool.semaphore or FairSemaphore(slots or usable_cpus())
         self._takes_slots = plan.pool.semaphore is not None
+        self._short_runs = ShortRuns(extra)
         self.can_stop = not any(
             plan.lacks(capability)[0]
             for capability in (Capability.DEADLINES, Capability.CANCEL_PREDICT)
         )
-        self.takes_options = plan.takes_options
+        self.takes_options, self.wants_options = plan.takes_options, plan.wants_options
         self.devices: Sequence[Device] = plan.run_on
         self.run_s = math.inf
         self.batcher: Batcher | None = None
-
-    def overlap(self, recorder: Recorder) -> None:
-        """Have more runs than there are slots at once while they are short.
-
-        To wait for a slot and to be woken takes a thread 30 to 100 us, much of it with Python's
-        lock. The processor's scheduler changes threads every few milliseconds: many whole runs.
-        """
-
-        def note(runs_s: np.ndarray[Any, np.dtype[np.float64]]) -> None:
-            # Other threads lengthen a run, so nearly the least; sizes vary, so not the very least.
-            is_short = np.quantile(runs_s, 0.05) < _SHORT_S
-            self.semaphore.extra = _EXTRA if is_short else 0
-
-        recorder.noting = note
 
     def batch(self, batching: Batching, recorder: Recorder) -> None:
         """Have requests share runs from now on."""
@@ -97,33 +77,17 @@ class BuiltModel:
             self.batcher = Batcher(self.semaphore, batching, recorder, checked)
 
     def direct(self, recorder: Recorder) -> Direct | None:
-        """Return what runs a request at once, with no more than a slot and a count around it.
+        """Return what runs a request at once; see ShortRuns.runner. recorder: of the requests.
 
-        It gives None where there is no slot. None where requests share runs or are observed, or
-        where predicts take slots themselves. recorder: of the requests.
+        None where requests share runs or are observed, or where predicts take slots themselves.
         """
         if self.batcher is not None or self.observation is not None or self._takes_slots:
             return None
-        enter, leave, predict = self.semaphore.enter, self.semaphore.leave, self.predict
-        ran_at_once, ended = recorder.ran_at_once, recorder.ended
-        thread_of, now = threading.get_ident, time.perf_counter
+        return self._short_runs.runner(self.predict, self.semaphore, recorder)
 
-        def direct(inputs: Any, outputs: list[Tensor] | None) -> list[Tensor] | None:
-            thread = thread_of()
-            if not enter(thread):
-                return None
-            begin_s = now()
-            try:
-                results = predict(inputs, outputs)
-            except BaseException as error:
-                leave(thread)
-                ended(outcome_of(error), begin_s, begin_s, now())
-                raise
-            leave(thread)
-            ran_at_once(now() - begin_s)
-            return results
-
-        return direct
+    def extra(self, inputs: Any) -> int:
+        """See Runnable."""
+        return 0 if self.batcher is not None else self._short_runs.extra(inputs)
 
     def checked(self, inputs: Any) -> list[Any]:
         """See Runnable."""
@@ -150,6 +114,7 @@ class BuiltModel:
             begin_s = time.perf_counter()
             results = self.predict(inputs, outputs, timeout_s=left_s, cancel=cancel, **asked)
             self.run_s = time.perf_counter() - begin_s
+            self._short_runs.note(inputs, self.run_s)
             return results
 
         if self.batcher is None or request is None:

@@ -20,14 +20,16 @@ from engine.model.model import Model, model_state
 from engine.model.update import update_together
 from engine.runtime.extensions import chosen, description
 from engine.serving.runner import CLOSED, Runner
+from engine.serving.short_runs import EXTRA
 from engine.tensor import Tensor
 from engine.tensor.enums import ModelType
 from engine.wings import wing
 
 if TYPE_CHECKING:
     from engine.report.observing.observation import Observation, Parts
-    from engine.serving.built_model import BuiltModel, Direct
+    from engine.serving.built_model import BuiltModel
     from engine.serving.request_queue import RequestQueue
+    from engine.serving.short_runs import Direct
     from engine.serving.statistics import RunnerStatistics
     from engine.types import CancelToken, ModelDescription, Progress
     from engine.typing import DecMode, Inputs, WhenFull
@@ -217,9 +219,8 @@ class ModelParallelRunner(Runner):
             slots = slots or max(1, usable_cpus() // (context.cpu.thread_num or 1))
             if plan.pool.semaphore is not None:
                 plan.pool.limit(slots)
-            runnable = BuiltModel(model, slots=slots)
-            if not is_fixed and context.target == ["cpu"]:
-                runnable.overlap(self._recorder)
+            is_free = not is_fixed and context.target == ["cpu"]
+            runnable = BuiltModel(model, slots=slots, extra=EXTRA if is_free else 0)
             return RequestQueue(
                 runnable, self._recorder, limit, when_full == "wait", runnable.futures
             )
@@ -249,7 +250,7 @@ class ModelParallelRunner(Runner):
         try:
             direct = self._direct
             is_plain = timeout_s is None and cancel is None and priority == 0 and request_id == ""
-            if is_plain and direct is not None:
+            if is_plain and direct is not None and not self._why_not:
                 results = direct(inputs, outputs)
                 if results is not None:
                     return results
@@ -288,8 +289,8 @@ class ModelParallelRunner(Runner):
 
     def close(self, *, finish: bool = True) -> None:
         """See Runner."""
-        self._direct = None
         super().close(finish=finish)
+        self._direct = None
 
     def _abandon(self) -> None:
         self._direct = None

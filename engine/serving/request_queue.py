@@ -51,7 +51,8 @@ class Runnable(Protocol):
     semaphore: before its runs. can_stop: see Server. run_s: how long the last run took. batcher:
     of requests that share runs, whose runs it counts; None where each runs alone. observation:
     what tells observers of the requests; None where there are none. takes_options: `run` passes
-    options on to who takes them. devices: that run every request; () where `run` notes which do.
+    options on to who takes them. wants_options: who wants them always. devices: those that run
+    every request; () where `run` notes which do.
     """
 
     semaphore: FairSemaphore
@@ -59,6 +60,7 @@ class Runnable(Protocol):
     run_s: float
     observation: Observation | None
     takes_options: bool
+    wants_options: bool
     devices: Sequence[Device]
 
     @property
@@ -80,6 +82,9 @@ class Runnable(Protocol):
         request: from `batcher`, with the inputs checked, for a run that others may share.
         options: its id and priority; None for neither. observed: the same request for observers.
         """
+
+    def extra(self, inputs: Any) -> int:
+        """Return how many slots beyond the semaphore's a request may take."""
 
     def checked(self, inputs: Any) -> list[Any]:
         """Return a request's inputs in the model's order. Raises what Model.predict raises."""
@@ -162,8 +167,9 @@ class RequestQueue(Generic[R]):
                 if self.runnable.batcher is not None and not outputs:
                     request = self.runnable.batcher.request(inputs, priority)
                 served = None
-                if has_handlers or not semaphore.try_acquire(request):
-                    served = self._served(run, request, deadline_s, cancel, priority)
+                extra = self.runnable.extra(inputs)
+                if has_handlers or not semaphore.try_acquire(request, extra):
+                    served = self._served(run, request, deadline_s, cancel, priority, extra)
                 if served is not None:
                     results, admitted_s = served
                 else:
@@ -204,7 +210,7 @@ class RequestQueue(Generic[R]):
         observed = runnable.observation.begin(runnable.checked, options.id if options else "")
         if observed is not None:
             observed.devices.extend(runnable.devices)
-        if observed is not None and runnable.takes_options:
+        if observed is not None and (options is not None or runnable.wants_options):
             options = PredictOptions(id=observed.id, priority=options.priority if options else 0)
         return observed, options
 
@@ -215,13 +221,14 @@ class RequestQueue(Generic[R]):
         deadline_s: float | None,
         cancel: CancelToken | None,
         priority: int,
+        extra: int,
     ) -> tuple[list[Tensor], float] | None:
         """Wait for the turn of a request; return the results, and when its run began.
 
         None where no other thread runs it: the calling thread has a slot then.
         """
         limit = 0 if self._is_waiting else self._limit
-        if self.runnable.run_s >= _SHORT_RUN_S and not in_main_thread():
+        if not extra and self.runnable.run_s >= _SHORT_RUN_S and not in_main_thread():
             hand_off = HandOff(run, request, priority)
             try:
                 if self.pending.hand_off(hand_off, limit):
@@ -229,7 +236,7 @@ class RequestQueue(Generic[R]):
                     return results, hand_off.run_s
             finally:
                 self.pending.forget(hand_off)
-        if self.semaphore.acquire(deadline_s, cancel, request, limit, priority):
+        if self.semaphore.acquire(deadline_s, cancel, request, limit, priority, extra):
             return None
         assert request is not None
         return request.results or [], request.began_s

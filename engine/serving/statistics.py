@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from engine.host.interrupts import undisturbed
+
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
+T = TypeVar("T")
 
 _PER_OCTAVE = 8  # buckets in a factor of two: a quantile is known within 9 %
 _LEAST_S = 1e-6
@@ -80,17 +85,15 @@ class RunnerStatistics:
 
 
 class Recorder:
-    """Collects what RunnerStatistics shows. Any thread may call any method.
-
-    noting: called with the times of the last runs, now and then.
-    """
+    """Collects what RunnerStatistics shows. Any thread may call any method."""
 
     def __init__(self) -> None:
-        self.noting: Callable[[Array], None] | None = None
-        self._lock = threading.RLock()  # reentrant: a signal handler may predict too
+        self._lock = threading.RLock()  # reentrant: a finalizer may predict too
+        self._is_counting = False
         # Not counted yet: one by one that takes 3 us of a request, many at once 0.2.
         self._ended: deque[tuple[str, float, float, float, bool]] = deque()
         self._at_once: deque[float] = deque()
+        self._runs: deque[int] = deque()
         self._counts = dict.fromkeys(("completed", "failed", "cancelled", "expired", "refused"), 0)
         self._times = {name: _Histogram() for name in ("queue", "compute", "latency")}
         self._sizes: dict[int, int] = {}
@@ -110,42 +113,46 @@ class Recorder:
         """
         self._ended.append((outcome, came_s, admitted_s, ended_s, is_run))
         if len(self._ended) >= _AT_ONCE:
-            self._count()
+            undisturbed(self._count)
 
     def ran_at_once(self, run_s: float) -> None:
         """Note a request that was completed by a run of its own without having waited."""
         self._at_once.append(run_s)
         if len(self._at_once) >= 4 * _AT_ONCE:
-            self._count()
+            undisturbed(self._count)
+
+    def refused(self) -> None:
+        """Note a request that was refused at once."""
+        self.ended("refused", 0.0, 0.0, 0.0)
+
+    def ran(self, samples: int) -> None:
+        """Note a run of so many samples."""
+        self._runs.append(samples)
 
     def _count(self) -> None:
+        """Count what has been noted. Not where a signal handler may raise: some would be lost."""
         with self._lock:
-            self._count_ended()
-            # Others append meanwhile: so many are there at least, for only this takes them out.
-            runs_s = np.array([self._at_once.popleft() for _ in range(len(self._at_once))])
-            if len(runs_s):
+            if self._is_counting:  # this is a finalizer's, in the middle of it
+                return
+            self._is_counting = True
+            try:
+                self._count_ended(_taken(self._ended))
+                runs_s = np.array(_taken(self._at_once))
                 self._counts["completed"] += len(runs_s)
-                self._sizes[1] = self._sizes.get(1, 0) + len(runs_s)
+                self._add_runs(1, len(runs_s))
                 self._add(np.zeros_like(runs_s), runs_s, runs_s)
+                for samples in _taken(self._runs):
+                    self._add_runs(samples, 1)
+            finally:
+                self._is_counting = False
 
-    def _add(self, queue_s: Array, compute_s: Array, latency_s: Array) -> None:
-        self._times["queue"].add(queue_s)
-        self._times["compute"].add(compute_s)
-        self._times["latency"].add(latency_s)
-        if self.noting is not None:
-            self.noting(compute_s)
-
-    def _count_ended(self) -> None:
+    def _count_ended(self, ended: Sequence[tuple[str, float, float, float, bool]]) -> None:
         moments = []
-        runs = 0
-        for _ in range(len(self._ended)):
-            outcome, *times, is_run = self._ended.popleft()
+        for outcome, *times, is_run in ended:
             self._counts[outcome] += 1
-            runs += is_run
+            self._add_runs(1, is_run)
             if outcome == "completed":
                 moments.append(times)
-        if runs:
-            self._sizes[1] = self._sizes.get(1, 0) + runs
         if moments:
             came_s, admitted_s, ended_s = np.array(moments).T
             self._add(
@@ -154,18 +161,21 @@ class Recorder:
                 ended_s - came_s,
             )
 
-    def refused(self) -> None:
-        """Note a request that was refused at once."""
-        with self._lock:
-            self._counts["refused"] += 1
+    def _add(self, queue_s: Array, compute_s: Array, latency_s: Array) -> None:
+        if len(queue_s):
+            self._times["queue"].add(queue_s)
+            self._times["compute"].add(compute_s)
+            self._times["latency"].add(latency_s)
 
-    def ran(self, samples: int) -> None:
-        """Note a run of so many samples."""
-        with self._lock:
-            self._sizes[samples] = self._sizes.get(samples, 0) + 1
+    def _add_runs(self, samples: int, runs: int) -> None:
+        if runs:
+            self._sizes[samples] = self._sizes.get(samples, 0) + runs
 
     def report(self, waiting: int, running: int, batching: str) -> RunnerStatistics:
         """Return what there is now."""
+        return undisturbed(lambda: self._report(waiting, running, batching))
+
+    def _report(self, waiting: int, running: int, batching: str) -> RunnerStatistics:
         with self._lock:
             self._count()
             counts, times = self._counts, self._times
@@ -183,6 +193,15 @@ class Recorder:
                 batch_sizes=dict(sorted(self._sizes.items())),
                 batching=batching,
             )
+
+
+def _taken(noted: deque[T]) -> list[T]:
+    """Take out what is there, and what others append meanwhile."""
+    taken = []
+    with suppress(IndexError):
+        while True:
+            taken.append(noted.popleft())
+    return taken
 
 
 class _Histogram:

@@ -106,7 +106,9 @@ def reshaped(value: Array | DeviceBuffer, shape: tuple[int, ...]) -> Array | Dev
         return value.reshape(shape)
     from dataclasses import replace
 
-    return replace(value, shape=shape)
+    from engine.tensor.memory import packed
+
+    return replace(packed(value), shape=shape)
 
 
 def in_one_line(tensor: Any) -> str:

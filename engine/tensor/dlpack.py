@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from engine.tensor.memory import order, to_host
-from engine.types import Device, DeviceBuffer, DType
+from engine.tensor.memory import order, takes_strides, to_host
+from engine.types import Device, DeviceBuffer, DType, MemoryKind
 
 Array = np.ndarray[Any, Any]
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION = 1, 2, 3, 13, 12
 """DLDeviceType: kDLCPU, kDLCUDA, kDLCUDAHost, kDLCUDAManaged, kDLExtDev."""
+
+_OF_GPU = {MemoryKind.DEVICE: CUDA, MemoryKind.PINNED: CUDA_HOST, MemoryKind.MANAGED: CUDA_MANAGED}
 
 HOST = frozenset({CPU, CUDA_HOST, CUDA_MANAGED})
 
@@ -107,7 +109,7 @@ def device_of(value: Array | DeviceBuffer) -> tuple[int, int]:
     """Return DLPack's device type and number of a tensor."""
     if isinstance(value, np.ndarray):
         return CPU, 0
-    return CUDA if value.device.type == "gpu" else EXTENSION, value.device.id
+    return _OF_GPU[value.memory] if value.device.type == "gpu" else EXTENSION, value.device.id
 
 
 def given(
@@ -139,8 +141,9 @@ def given(
 def export(value: Array | DeviceBuffer, is_versioned: bool) -> Any:
     """Return a capsule that shares a tensor's memory.
 
-    value: C-contiguous. is_versioned: for a consumer that knows DLPack 1.0; an older one is not
-    given read-only memory, because it could not see that it is. Raises BufferError.
+    value: C-contiguous, or with strides of its own on a device. is_versioned: for a consumer that
+    knows DLPack 1.0; an older one is not given read-only memory, because it could not see that it
+    is. Raises BufferError.
     """
     dtype = DType.from_numpy(value.dtype) if isinstance(value, np.ndarray) else value.dtype
     if dtype not in _NUMBERS:
@@ -157,6 +160,8 @@ def export(value: Array | DeviceBuffer, is_versioned: bool) -> Any:
     tensor, _ = _read(capsule)
     tensor.device_type, tensor.device_id = device_of(value)
     tensor.code, tensor.bits = _NUMBERS[dtype]
+    if isinstance(value, DeviceBuffer):
+        tensor.byte_offset = value.offset_bytes
     return capsule
 
 
@@ -170,7 +175,12 @@ def _viewed(value: Array | DeviceBuffer, dtype: np.dtype[Any]) -> Array:
     """
     if isinstance(value, np.ndarray):
         return value.view(dtype)
-    return _Memory(value).array(value.pointer, value.shape, dtype)
+    return _Memory(value).array(value.pointer, value.shape, dtype, _in_bytes(value))
+
+
+def _in_bytes(buffer: DeviceBuffer) -> tuple[int, ...] | None:
+    size = buffer.dtype.bits // 8
+    return buffer.strides and tuple(step * size for step in buffer.strides)
 
 
 def _capsule_of(array: Array) -> Any:
@@ -212,7 +222,8 @@ def order_for(buffer: DeviceBuffer, stream: int | None) -> None:
 
     stream: on a GPU as DLPack numbers CUDA's: None and 1 for the legacy default stream, 2 for the
     thread's default stream, else a handle. -1: the consumer sees to it. Elsewhere the calling
-    thread waits. Raises BufferError for 0, which the protocol forbids.
+    thread waits, and for None where the host can read the memory, as numpy does at once. Raises
+    BufferError for 0, which the protocol forbids.
     """
     if stream == -1:
         return
@@ -220,6 +231,8 @@ def order_for(buffer: DeviceBuffer, stream: int | None) -> None:
         later = None
     elif stream == 0:
         raise BufferError("stream 0 is ambiguous; pass 1 for the legacy default stream")
+    elif stream is None and buffer.memory is not MemoryKind.DEVICE:
+        later = None
     else:
         later = 0 if stream in (None, 1) else stream
     order(buffer, later)
@@ -277,10 +290,13 @@ def take(producer: Any, stream: int | None = None) -> Array | DeviceBuffer:
         )
     imported = _Imported(_capsule(producer, 1 if stream is None else stream))
     shape, dtype, pointer = _facts(imported.tensor)
+    device, strides = Device("gpu", int(number)), None
     if not _is_contiguous(imported.tensor, shape):
-        raise BufferError("its memory is not C-contiguous; make it so with its contiguous()")
+        strides = _strides(imported.tensor, shape)
+        if not takes_strides(device):
+            raise BufferError("its memory is not C-contiguous; make it so with its contiguous()")
     # Asked for the legacy default stream: its contents are ordered there, which is stream 0.
-    return DeviceBuffer(pointer, shape, dtype, Device("gpu", int(number)), 0, imported)
+    return DeviceBuffer(pointer, shape, dtype, device, 0, imported, strides)
 
 
 def _capsule(producer: Any, stream: int | None) -> Any:
@@ -355,8 +371,8 @@ def cuda_interface(buffer: DeviceBuffer) -> dict[str, Any]:
     return {
         "shape": buffer.shape,
         "typestr": buffer.dtype.numpy.str,
-        "data": (buffer.pointer, False),
-        "strides": None,
+        "data": (buffer.pointer + buffer.offset_bytes, False),
+        "strides": _in_bytes(buffer),
         "stream": 1 if buffer.stream == 0 else buffer.stream,  # 0 is forbidden there
         "version": 3,
     }
@@ -381,13 +397,15 @@ def take_cuda_interface(producer: Any, device: Device) -> DeviceBuffer:
         or 0 in shape
         or all(size == 1 or stride == want for size, stride, want in zip(shape, strides, wanted))
     )
-    if not is_contiguous or not dtype.isnative:
+    is_regular = is_contiguous or not any(stride % dtype.itemsize for stride in strides)
+    if not dtype.isnative or not is_regular or not (is_contiguous or takes_strides(device)):
         raise BufferError("its memory is not C-contiguous in native byte order; copy it so")
+    steps = None if is_contiguous else tuple(stride // dtype.itemsize for stride in strides)
     if stream == 0:
         raise BufferError("its __cuda_array_interface__ says stream 0, which that protocol forbids")
     if stream == 1:
         stream = 0  # the legacy default stream, which the protocol numbers 1
-    return DeviceBuffer(pointer, shape, DType.from_numpy(dtype), device, stream, producer)
+    return DeviceBuffer(pointer, shape, DType.from_numpy(dtype), device, stream, producer, steps)
 
 
 def _check_interface(shape: tuple[int, ...], strides: Any, stream: Any, pointer: Any) -> None:

@@ -6,7 +6,7 @@ A Device stands for the memory; its backend is the one that serves the device ty
 from __future__ import annotations
 
 import os
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy.typing as npt
 
@@ -18,6 +18,7 @@ from engine.tensor import device_memory
 from engine.types import Capability, Device, DeviceBuffer, DType
 
 Array: TypeAlias = "npt.NDArray[Any]"
+T = TypeVar("T")
 
 
 class Memory(device_memory.Memory):
@@ -104,6 +105,21 @@ def to_device(value: Array | DeviceBuffer, device: Device) -> DeviceBuffer:
     if isinstance(value, DeviceBuffer) and memory_of(value.device).backend is not memory.backend:
         value = to_host(value)  # between two vendors' devices
     return memory.to_device(value)
+
+
+def takes_strides(device: Device) -> bool:
+    """Return whether the backend that has a device's memory copies buffers with strides."""
+    try:
+        return not memory_of(device).backend.lacks(Capability.STRIDED_BUFFERS, device)
+    except BackendError:
+        return False
+
+
+def packed(value: T) -> T | DeviceBuffer:
+    """Return a buffer that is not packed as a packed copy, anything else as it is."""
+    if isinstance(value, DeviceBuffer) and not value.is_packed:
+        return to_device(value, value.device)
+    return value
 
 
 def order(buffer: DeviceBuffer, later: int | None) -> None:

@@ -413,7 +413,10 @@ class Tensor:
         return array.copy() if copy and array is self._value else array
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return DLPack's device type and number: (1, 0) for the host, 2 for a GPU, else 12."""
+        """Return DLPack's device type and number: (1, 0) for the host, 12 for an unknown device.
+
+        For a GPU 2, or 3 and 13 for memory that is page-locked or managed.
+        """
         ready("engine.tensor.dlpack")
         from engine.tensor import dlpack
 

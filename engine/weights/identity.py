@@ -30,6 +30,8 @@ def key_of(backend: Backend, options: CompileOptions) -> dict[str, str]:
         own: Mapping[str, str] = backend.bind("engine_compiled_key")(options)
     key = {f"{backend.name}: {name}": text for name, text in own.items()}
     key |= {"backend": backend.name, "device": options.device.type}
+    if options.devices:
+        key["devices"] = str(len(options.devices))
     if options.variable_weights:  # a form in which others are constants is another one
         key["variable weights"] = json.dumps(options.variable_weights)
     return key

@@ -51,7 +51,7 @@ class Replicas:
 
     can_stop = True
     batcher = None  # requests share no runs
-    takes_options = False
+    takes_options = wants_options = False
     devices: Sequence[Device] = ()  # each request notes its own
     observation: Observation | None = None
 
@@ -116,6 +116,10 @@ class Replicas:
         if not hasattr(threads, "given"):
             threads.given = ThreadInputs()
         return threads.given.give(self._inputs, self)  # type: ignore[no-any-return]
+
+    def extra(self, inputs: Any) -> int:
+        """See Runnable: none."""
+        return 0
 
     def checked(self, inputs: Any) -> list[Any]:
         """See Runnable."""

@@ -141,7 +141,7 @@ class Supervisor:
                 try:
                     results = slot.run(values, deadline_s, cancel, self.hang_s)
                     if observed is not None:
-                        observed.devices.extend(slot.devices)
+                        observed.ran_on(slot.devices)
                     return results
                 except Lost as error:
                     if error.had_begun:

@@ -85,10 +85,19 @@ def test_a_property_refuses_the_rest_and_keeps_what_it_had(name, value, text):
     assert getattr(tensor, name) == before
 
 
-@pytest.mark.parametrize("name", ["element_num", "data_size", "device"])
+READ_ONLY = ("element_num", "data_size", "device")
+
+
+@pytest.mark.parametrize("name", READ_ONLY)
 def test_a_read_only_property_cannot_be_set(name):
     with pytest.raises(AttributeError):
         setattr(Tensor(), name, 1)
+
+
+def test_the_tables_have_each_public_name_that_there_is():
+    public = {name for name in vars(Tensor) if not name.startswith("_")}
+    methods = {"numpy", "get_data_to_numpy", "set_data_from_numpy"}
+    assert public == {"name", "dtype", "shape", "format", *READ_ONLY} | methods
 
 
 @pytest.mark.parametrize(

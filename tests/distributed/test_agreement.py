@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from threads import outcomes, values
 
 from engine.distributed.agreement import agree
 from engine.distributed.sequence import Collective
-from engine.distributed.store import StoreServer, connect
+from engine.distributed.store import StoreServer, connect, exchange
 from engine.errors import CommunicatorError
 from engine.formats.collectives import Part, part_of
 
@@ -33,7 +34,9 @@ def compared(*sequences: Sequence[Collective], parts: Sequence[Part | None] = ()
     def rank_main(rank: int) -> str:
         store = connect(server.address, server.key)
         try:
-            agree(store, rank, len(sequences), sequences[rank], 10.0, parts[rank])
+            agree(
+                partial(exchange, store, rank, len(sequences)), sequences[rank], 10.0, parts[rank]
+            )
         except CommunicatorError as error:
             return str(error)
         return ""

@@ -251,7 +251,7 @@ def test_a_process_may_end_wherever_the_thread_is_that_watches_its_other_ranks()
     """The model is dropped as the process ends, and closes the watch once more."""
     script = """
 import sys
-from engine.distributed.device import Watch
+from engine.distributed.ranks import Watch
 
 class Ranks:
     def __init__(self):

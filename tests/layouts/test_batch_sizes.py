@@ -54,7 +54,7 @@ def resizes() -> Iterator[Case]:
 
 def claimed(found: Case) -> Value:
     """Return what is known of a model's output."""
-    walk = Walk.of(found.model, RULES, OF_ANY_KIND, ())
+    walk = Walk.of(found.model, RULES, OF_ANY_KIND)
     [(name, (dtype, shape))] = found.inputs.items()
     sizes: tuple[Dim, ...] = tuple(BATCH if size == B else size for size in shape)
     scope = {name: divided(0, sizes, dtype)}

@@ -12,9 +12,9 @@ from onnx import ModelProto, NodeProto, numpy_helper
 
 from engine.formats.onnx.graphs import SMALL
 from engine.layouts.batch import prove
-from engine.layouts.facts import Array, Shape
 from engine.layouts.rules import Op, Way, rule_of
-from engine.layouts.states import PARTIAL, WHOLE, State, shard
+from engine.layouts.rules.op import Shape
+from engine.layouts.states import PARTIAL, WHOLE, Array, State, shard
 from engine.types import DType
 
 BATCH = 6

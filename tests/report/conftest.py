@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -61,3 +63,22 @@ def told(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch, request: Any) -> 
     )
     monkeypatch.setenv("ENGINE_EXTENSIONS", "notes")
     return Told(importlib.import_module(name))
+
+
+GATED = """
+import threading
+
+plain, begun, go = engine_predict, threading.Event(), threading.Event()
+
+@hookimpl
+def engine_predict(context, inputs, outputs, deadline_s):
+    begun.set()
+    assert go.wait(60)
+    return plain(context, inputs, outputs, deadline_s)
+"""
+
+
+@pytest.fixture
+def gate(install: Callable[..., ModuleType]) -> ModuleType:
+    """The backend "gated": a predict sets `begun` and waits for `go`."""
+    return install("gated", extra=GATED)

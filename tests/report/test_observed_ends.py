@@ -25,18 +25,6 @@ pytestmark = pytest.mark.usefixtures("null_backend")
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
-GATED = """
-import threading
-
-plain, begun, go = engine_predict, threading.Event(), threading.Event()
-
-@hookimpl
-def engine_predict(context, inputs, outputs, deadline_s):
-    begun.set()
-    assert go.wait(60)
-    return plain(context, inputs, outputs, deadline_s)
-"""
-
 
 def context(workers: int = 0) -> Context:
     made = Context()
@@ -89,9 +77,8 @@ def in_thread(work: Callable[[], Any]) -> threading.Thread:
 
 @pytest.mark.parametrize("ask", [by_predict, by_await])
 def test_a_close_is_told_after_the_last_request_that_was_under_way(
-    ask: Callable[[Any], None], told: Any, tmp_path: Path, install: Callable[..., Any]
+    ask: Callable[[Any], None], told: Any, tmp_path: Path, gate: Any
 ) -> None:
-    gate = install("gated", extra=GATED)
     asked = engine.load(models.affine(tmp_path), target="gated")
     thread = in_thread(lambda: ask(asked))
     assert gate.begun.wait(60)

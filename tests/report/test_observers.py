@@ -186,9 +186,8 @@ def test_requests_that_share_a_run_say_how_many(told: Any, tmp_path: Path) -> No
 
 
 def test_a_request_that_finds_the_queue_full_was_refused(
-    told: Any, tmp_path: Path, install: Callable[..., Any]
+    told: Any, tmp_path: Path, gate: Any
 ) -> None:
-    gate = install("gated", extra=GATED)
     context = Context()
     context.target = ["gated"]
     context.parallel.workers_num = 1
@@ -216,23 +215,9 @@ def test_a_request_that_finds_the_queue_full_was_refused(
     assert waited.queue_s > 0
 
 
-GATED = """
-import threading
-
-plain, begun, go = engine_predict, threading.Event(), threading.Event()
-
-@hookimpl
-def engine_predict(context, inputs, outputs, deadline_s):
-    begun.set()
-    assert go.wait(60)
-    return plain(context, inputs, outputs, deadline_s)
-"""
-
-
 def test_a_cancelled_future_and_a_late_request_are_told_of_as_such(
-    told: Any, tmp_path: Path, install: Callable[..., Any]
+    told: Any, tmp_path: Path, gate: Any
 ) -> None:
-    gate = install("gated", extra=GATED)
     context = Context()
     context.target = ["gated"]
     context.parallel.workers_num = 1

@@ -22,7 +22,7 @@ from engine import DataType, Tensor
 from engine.model.model import model_state
 from engine.runtime import fitting
 from engine.tensor import dlpack
-from engine.types import Device, DeviceBuffer, DType
+from engine.types import Device, DeviceBuffer, DType, MemoryKind
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 NUMPY = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -136,13 +136,18 @@ def test_device_memory_is_copied_to_the_host_where_that_is_asked_for(fake: Modul
 
 
 @pytest.mark.parametrize(
-    ("own", "consumer", "orders"),
-    [(None, 7, []), (5, 7, [(5, 7)]), (5, None, [(5, 0)]), (5, 1, [(5, 0)]), (0, 1, []),
-     (0, 2, [(0, 2)]), (5, -1, []), (7, 7, [])],
+    ("own", "consumer", "orders", "kind"),
+    [(None, 7, [], "device"), (5, 7, [(5, 7)], "device"), (5, None, [(5, 0)], "device"),
+     (5, 1, [(5, 0)], "device"), (0, 1, [], "device"), (0, 2, [(0, 2)], "device"),
+     (5, -1, [], "device"), (7, 7, [], "device"),
+     # Numpy reads these at once, and waits for no stream: the thread does.
+     (5, None, [(5, None)], "pinned"), (0, None, [(0, None)], "managed"),
+     (5, 7, [(5, 7)], "pinned"), (5, 1, [(5, 0)], "managed")],
 )  # fmt: skip
 def test_a_gpus_consumer_is_ordered_after_what_makes_the_contents(
-    own: int | None, consumer: int | None, orders: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    own: int | None, consumer: int | None, orders: list[Any], kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     seen: list[Any] = []
 
     class Memory:
@@ -156,8 +161,9 @@ def test_a_gpus_consumer_is_ordered_after_what_makes_the_contents(
 
     monkeypatch.setattr("engine.tensor.memory.memory_of", lambda device: Memory)
     tensor = gpu_tensor(stream=own)
+    tensor._value = replace(tensor._value, memory=MemoryKind(kind))
     capsule = tensor.__dlpack__(stream=consumer, max_version=(1, 0))
-    assert tensor.__dlpack_device__() == (2, 1)
+    assert tensor.__dlpack_device__() == ({"device": 2, "pinned": 3, "managed": 13}[kind], 1)
     assert capsule is not None
     assert seen == orders
     if own is not None:

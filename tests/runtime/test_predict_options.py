@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import engine
 from engine import CancelToken, Tensor
 from engine.backends.doors import EXTENSIONS
 from engine.model.model import model_state
+from engine.serving.begun import can_begin
 from engine.types import PredictOptions
 from engine_testing import models, plugins
 
@@ -41,6 +43,19 @@ def through(model, predict):
     return lambda *arguments: predict(*arguments)
 """
 
+WATCHES = """
+seen = []
+
+class Watch:
+    observes = True
+
+    def __init__(self, options):
+        pass
+
+    def on_request(self, event):
+        seen.append(str(event.status))
+"""
+
 
 def make(folder: Path, name: str, more: str = "") -> Any:
     plugins.install(folder, name, f"asked_{name}", source=SOURCE.format(name=name, more=more))
@@ -61,6 +76,24 @@ def test_a_predict_of_which_nothing_is_asked_is_the_backends_own_function(
         state = model_state(model).threads.state
         assert state.run is model_state(model).plan.predict is backend.engine_predict
     assert backend.told == [None]
+
+
+def test_an_observer_alone_leaves_the_backends_own_function(
+    plugin_folder: Path, tmp_path: Path
+) -> None:
+    make(plugin_folder, "watched")
+    plugins.install(
+        plugin_folder, "watch", "watch_all:Watch", group=EXTENSIONS.group, source=WATCHES
+    )
+    config = {"common_context": {"extensions": "watch"}}
+    with engine.load(models.affine(tmp_path), target="watched", config=config) as model:
+        check(model.predict([X]))
+        built = model_state(model).require_built()
+        assert built.predict is built.plan.predict
+        assert model_state(model).threads.own.plain is built.plan.backend.predict
+        assert can_begin(built)
+        check(asyncio.run(model.predict_async([X])))
+    assert importlib.import_module("watch_all").seen == ["completed"] * 2
 
 
 def test_id_priority_and_cancel_reach_the_backend_for_this_predict_alone(
@@ -114,6 +147,18 @@ def test_options_pass_through_what_stands_around_a_predict(
         check(model.predict([X], request_id="through", priority=3))
         check(model.predict([X]))
     assert backend.told == [PredictOptions(id="through", priority=3), None]
+
+
+def test_options_reach_the_backend_of_a_model_whose_outputs_have_any_size(
+    plugin_folder: Path, tmp_path: Path
+) -> None:
+    backend = make(plugin_folder, "open_ended")
+    with engine.load(models.nonzero(tmp_path), target="open_ended") as model:
+        x = np.array([0, 1, 0, 2], np.float32)
+        for asked in ({"request_id": "open"}, {}):
+            [y] = model.predict([x], **asked)
+            np.testing.assert_array_equal(y.get_data_to_numpy(), [[1, 3]])
+    assert backend.told == [PredictOptions(id="open"), None]
 
 
 def test_each_segment_of_a_model_on_two_backends_gets_them(

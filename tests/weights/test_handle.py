@@ -325,7 +325,10 @@ def test_the_parts_of_a_model_on_several_backends_are_lent(
         record, descriptors = ask(int(master.get_model_info(HANDLE)), 20)
         for descriptor in descriptors:
             os.close(descriptor)
-        names = {part["key"]["backend"]: part["names"] for part in json.loads(record)["parts"]}
+        names = {
+            part["identity"]["key"]["backend"]: part["names"]
+            for part in json.loads(record)["parts"]
+        }
         assert names["null"] == ["digest", "model.onnx"]
         assert "model.onnx" in names["cpu"]
         answer = slave.build(path, {**own, **handle_of(master)}, ["null", "cpu"])

@@ -19,7 +19,7 @@ from engine.formats import ModelFile
 from engine.plan import BuildOptions, Targets, build_plan
 from engine.weights.compile_cache import CompileCache
 from engine.weights.location import CacheUnusable
-from engine.weights.shared.private import PrivateFolder, private_cache
+from engine.weights.shared.private import PrivateCache, PrivateFolder
 from engine.weights.store import Store
 from engine_testing import models
 
@@ -125,7 +125,7 @@ def test_models_of_any_size_are_shared_by_way_of_it(private, tmp_path, null_back
     context = Context()
     context.target = [null_backend]
     x = np.array([[1, 2, 3]], np.float32)
-    with private_cache() as forms:
+    with PrivateCache() as forms:
         assert isinstance(forms, CompileCache)
         assert forms.why_unused.__self__ is forms
         for _ in range(2):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +14,6 @@ from onnx import NodeProto, helper
 
 import engine
 from engine import Model, ModelType, Tensor
-from engine.model import recipe
 from engine.model.model import model_state
 from engine_testing import models
 from engine_testing.making import tensor, write
@@ -335,28 +333,6 @@ def test_a_rebuild_that_fails_leaves_the_model_as_it_was(load: Load, affine_path
         with pytest.raises(engine.ModelError, match="update weight failed!"):
             model.update_weights({"one": floats(4)})
         assert_gives(model, 3, 1)
-
-
-def test_a_model_that_is_closed_while_it_is_updated_stays_closed(load, monkeypatch) -> None:
-    model = load(mode="rebuild")
-    assert model_state(model).plan is not None
-    pools = [model_state(model).plan.pool]
-    build = recipe.build
-
-    def close_meanwhile(*given: Any, **named: Any) -> recipe.Built:
-        built = build(*given, **named)
-        pools.append(built.plan.pool)
-        closing = threading.Thread(target=model.close)
-        closing.start()
-        closing.join(20)
-        return built
-
-    monkeypatch.setattr("engine.model.update.build", close_meanwhile)
-    with pytest.raises(engine.ModelStateError, match="update weight failed! Error is the model is"):
-        model.update_weights({"two": floats(3)})
-    assert model_state(model).plan is None
-    assert len(pools) == 2
-    assert all(pool.is_closed and not pool.open_count for pool in pools)
 
 
 def test_a_rebuilt_model_frees_the_plan_that_it_had(load: Load) -> None:

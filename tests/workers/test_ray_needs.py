@@ -9,7 +9,7 @@ import pytest
 from engine import BackendUnavailable, Context
 from engine.workers import factory
 from engine.workers.protocol import Assignment
-from engine.workers.ray_needs import Needs, needs_of
+from engine.workers.ray import Needs, needs_of
 
 
 def assignment(target: str = "cpu", **needs: str) -> Assignment:

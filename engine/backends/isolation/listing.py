@@ -37,7 +37,7 @@ def backends(time_limit_s: float = TIME_LIMIT_S) -> Backends:
     Each is looked at in a process of its own, so that one that crashes takes nothing with it.
     time_limit_s: how long such a process may take.
     """
-    return _with_official(probe_all(known(), time_limit_s, with_memory=True))
+    return _with_official(probe_all(known(), time_limit_s))
 
 
 def plugins(time_limit_s: float = TIME_LIMIT_S) -> tuple[Backends, list[PluginRecord]]:

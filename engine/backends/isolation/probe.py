@@ -49,16 +49,13 @@ def probe(name: str, time_limit_s: float = TIME_LIMIT_S) -> BackendRecord:
     return _probe(name, _Processes(time_limit_s), "record")
 
 
-def probe_all(
-    names: Sequence[str], time_limit_s: float = TIME_LIMIT_S, *, with_memory: bool = False
-) -> list[BackendRecord]:
-    """Probe several backends, a few at a time; an interrupt ends their processes at once.
+def probe_all(names: Sequence[str], time_limit_s: float = TIME_LIMIT_S) -> list[BackendRecord]:
+    """Probe several backends and their memory, which may open the devices, a few at a time.
 
-    with_memory: also ask how much memory the devices have left, which may open them.
+    An interrupt ends their processes at once.
     """
-    questions = ("record", "memory") if with_memory else ("record",)
     with _Processes(time_limit_s) as processes:
-        return processes.map(lambda name: _probe(name, processes, *questions), names)
+        return processes.map(lambda name: _probe(name, processes, "record", "memory"), names)
 
 
 def probe_doors(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from onnx import ModelProto, TypeProto
@@ -31,18 +31,14 @@ class Proof(NamedTuple):
     outputs: Mapping[str, OutputAxis]
 
 
-def prove(
-    model: ModelProto,
-    axes: Mapping[str, int | None],
-    variable: Collection[str] = (),
-) -> Proof:
+def prove(model: ModelProto, axes: Mapping[str, int | None]) -> Proof:
     """Follow the batch from a model's inputs to its outputs.
 
     axes: by input, the axis of the batch; an input that is left out, or has None, is the same for
     every sample. Open axes of the same name have the same size: who relies on the proof sees to
-    that. variable: weights whose values may change; inputs that are no caller's may stand for them.
+    that. Inputs that are no caller's may stand for weights whose values may change.
     """
-    walk = Walk.of(model, RULES, OF_ANY_KIND, variable)
+    walk = Walk.of(model, RULES, OF_ANY_KIND)
     scope: Scope = {}
     names: dict[str, Dim] = {}
     for value in inputs(model.graph):

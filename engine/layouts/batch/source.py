@@ -8,7 +8,7 @@ import onnx
 
 from engine.errors import EngineError, one_line
 from engine.formats.onnx.weights import with_weights_apart
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.layouts.batch.proof import Proof, prove
 from engine.types import ModelSource
 
@@ -34,7 +34,6 @@ def prove_source(open_again: Callable[[], ModelSource], axes: Mapping[str, int |
     except EngineError as error:
         return Proof(one_line(error), {})
     except Exception as error:  # protobuf's and the file system's share no base
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         return Proof(f"its graph cannot be read: {one_line(error)}", {})
     return prove(model, axes)

@@ -68,26 +68,18 @@ class Walk:
     """One proof under way.
 
     of_any_kind: operators whose rules also take what is not data: sizes, and numbers of samples.
-    variable: weights whose values may be others later.
     """
 
     rules: Rules
     of_any_kind: Collection[str]
     opsets: Mapping[str, int]
     functions: Mapping[tuple[str, str, str], FunctionProto]
-    variable: Collection[str]
     left: int
     symbols: Symbols = field(default_factory=Symbols)
     depth: int = 0
 
     @classmethod
-    def of(
-        cls,
-        model: ModelProto,
-        rules: Rules,
-        of_any_kind: Collection[str],
-        variable: Collection[str],
-    ) -> Walk:
+    def of(cls, model: ModelProto, rules: Rules, of_any_kind: Collection[str]) -> Walk:
         """Prepare a walk through a model."""
         functions = {
             ("" if one.domain == "ai.onnx" else one.domain, one.name, one.overload): one
@@ -95,7 +87,7 @@ class Walk:
         }
         nodes = len(model.graph.node) + sum(len(one.node) for one in model.functions)
         opsets = _opsets(model.opset_import)
-        return cls(rules, of_any_kind, opsets, functions, variable, _FREE + _MOST_TIMES * nodes)
+        return cls(rules, of_any_kind, opsets, functions, _FREE + _MOST_TIMES * nodes)
 
     def graph(
         self,
@@ -112,7 +104,7 @@ class Walk:
         if self.depth > _DEEPEST:
             raise Endless("bodies are nested deeper than they are followed")
         for tensor in graph.initializer:
-            scope[tensor.name] = self._constant(tensor, tensor.name)
+            scope[tensor.name] = _constant(tensor)
         for sparse in graph.sparse_initializer:
             scope[sparse.values.name] = whole(tuple(sparse.dims), sparse.values.data_type)
         self._nodes(graph.node, scope, opsets or self.opsets, given or {})
@@ -228,7 +220,7 @@ class Walk:
         if attribute.ref_attr_name:
             attribute = given[attribute.ref_attr_name]
         if attribute.type == AttributeProto.TENSOR:
-            return self._constant(attribute.t, proto.output[0])
+            return _constant(attribute.t)
         held = helper.get_attribute_value(attribute)
         if attribute.type in (AttributeProto.INT, AttributeProto.INTS):
             return _from_array(np.array(held, np.int64), TensorProto.INT64)
@@ -236,17 +228,17 @@ class Walk:
             return _from_array(np.array(held, np.float32), TensorProto.FLOAT)
         return whole()
 
-    def _constant(self, tensor: TensorProto, name: str) -> Value:
-        shape = tuple(tensor.dims)
-        if (
-            name in self.variable
-            or prod(shape) > MOST_ELEMENTS
-            or (prod(shape) > _MOST_NUMBERS and tensor.data_type not in _COUNTS)
-            or tensor.data_location == TensorProto.EXTERNAL
-            or tensor.data_type in (TensorProto.STRING, TensorProto.COMPLEX64)
-        ):
-            return whole(shape, tensor.data_type)
-        return _from_array(numpy_helper.to_array(tensor), tensor.data_type)
+
+def _constant(tensor: TensorProto) -> Value:
+    shape = tuple(tensor.dims)
+    if (
+        prod(shape) > MOST_ELEMENTS
+        or (prod(shape) > _MOST_NUMBERS and tensor.data_type not in _COUNTS)
+        or tensor.data_location == TensorProto.EXTERNAL
+        or tensor.data_type in (TensorProto.STRING, TensorProto.COMPLEX64)
+    ):
+        return whole(shape, tensor.data_type)
+    return _from_array(numpy_helper.to_array(tensor), tensor.data_type)
 
 
 def _is_built_in(domain: str) -> bool:

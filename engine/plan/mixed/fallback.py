@@ -110,7 +110,11 @@ def plan_of(partitioning: Partitioning, executable: SegmentedExecutable) -> Plan
     first = partitioning.candidates[0]
     placed = {index for segment in executable.segments for index in segment.nodes}
     partitioning.warn(placed)
-    used = dict.fromkeys((segment.backend, segment.device) for segment in executable.segments)
+    used = dict.fromkeys(
+        (segment.backend, device)
+        for segment in executable.segments
+        for device in segment.devices or (segment.device,)
+    )
     return Plan(
         first.backend,
         replace(partitioning.source, data=None, files={}),

@@ -84,6 +84,7 @@ def compile_segments(partitioning: Partitioning, parts: Sequence[Part]) -> Segme
                     resident=frozenset(numbers[name] for name in part.options.resident),
                     is_shared=segment.level < 0,
                     is_afterwards=segment.level == RESULTS,
+                    devices=part.options.devices,
                 )
             )
         graph_inputs = enumerate(graph.inputs)

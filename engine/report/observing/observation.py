@@ -143,7 +143,7 @@ class Observation:
         request = self.begin(own.take)
         if request is None:
             return own
-        request.devices.extend(own.plan.run_on)
+        request.devices.extend(self._model.devices)
         return cast("ThreadState", ObservedThread(own, request))
 
     def _ended(self, request: ObservedRequest) -> None:

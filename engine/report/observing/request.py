@@ -22,6 +22,7 @@ Checked = Callable[[Any], "list[Any]"]
 T = TypeVar("T")
 
 _numbers = count(1)
+_noting = threading.RLock()  # reentrant: a signal handler may predict
 
 
 def status_of(error: BaseException | None) -> Status:
@@ -87,6 +88,11 @@ class ObservedRequest:
         self.id = request_id or f"{os.getpid()}-{next(_numbers)}"
         self.devices: list[Device] = []
 
+    def ran_on(self, devices: Sequence[Device]) -> None:
+        """Note those that have run a part of it; any thread may call."""
+        with _noting:
+            self.devices.extend(device for device in devices if device not in self.devices)
+
     def begin(self) -> None:
         """Tell the observers that it has come."""
         for observer in self._watching:
@@ -138,7 +144,7 @@ class ObservedRequest:
             "queue_s": run_s - self._came_s,
             "compute_s": max(0.0, ended_s - run_s),
             "batch_size": batch_size if ran else 0,
-            "devices": tuple(dict.fromkeys(self.devices)) if ran else (),
+            "devices": tuple(self.devices) if ran else (),
             "run_id": (run_id or self.id) if ran else "",
             **error_of(error),
         }

@@ -22,6 +22,7 @@ class ObservedThread:
     """The state of a thread, which it asks for all that it does not watch itself."""
 
     is_plain = False  # so that `give` sees every result
+    expected = ((None, None),)  # which fits nothing: `take` sees every input
 
     def __init__(self, own: ThreadState, request: ObservedRequest) -> None:
         self._own = own
@@ -46,7 +47,8 @@ class ObservedThread:
     def run(self, *arguments: Any) -> Any:
         """See engine_predict."""
         own, request = self._own, self._request
-        run = own.asked(None, 0, request.id) if own.plan.takes_options else own.run
+        # Its backend wants options always: these have an id.
+        run = own.run if own.run is own.plain else own.asked(None, 0, request.id)
         return self._timed(run, *arguments)
 
     def asked(self, cancel: Any, priority: int = 0, request_id: str = "") -> _Asked:

@@ -19,7 +19,7 @@ from onnx.inliner import inline_local_functions
 from engine.convert.sample_inputs import FLOATS
 from engine.formats import ModelFile
 from engine.formats.onnx.graphs import subgraphs
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.plan.extract import Whole
 from engine.plan.partition import live
 from engine.reference.evaluator import Evaluator, Host, load
@@ -66,8 +66,7 @@ def _run(source: ModelSource, values: Mapping[str, Any]) -> Values:
                 None, {value.name: values[value.name] for value in proto.graph.input}
             )
     except Exception as error:  # operators raise whatever numpy raises
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         raise _NotExact from error
     return dict(zip([value.name for value in proto.graph.output], found, strict=True))
 

@@ -28,7 +28,7 @@ from engine.formats.onnx.infer import is_known, types_of
 from engine.formats.onnx.safe_inference import infer_shapes
 from engine.formats.onnx.weights import with_weights_apart
 from engine.formats.opened import OpenedSource
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.sharding.slicing import known_shapes
 from engine.types import Dim, DType
 
@@ -312,8 +312,7 @@ def _inferred(proto: ModelProto) -> dict[str, TypeProto]:
     try:
         graph = infer_shapes(proto, data_prop=True).graph
     except Exception as error:  # onnx's own, of a model that runs all the same
-        if raised_by_handler(error):
-            raise
+        pass_interrupt(error)
         return {}
     values = (*graph.value_info, *graph.output)
     return {value.name: value.type for value in values if is_known(value.type)}

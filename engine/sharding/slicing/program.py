@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -19,15 +20,27 @@ from engine.layouts.states import (
     WHOLE,
     Array,
     State,
+    lengths,
     local_shape,
+    local_size,
     part,
+    ranges,
 )
 from engine.sharding.slicing.costs import Costs, step
-from engine.sharding.slicing.moves import write_cut, write_gather, write_term
 from engine.sharding.slicing.original import Original, stored_bytes
 from engine.types import Dim, DType
 
 Shape: TypeAlias = "tuple[Dim, ...]"
+
+_SLICE_VERSION, _PAD_VERSION = 10, 11
+"""Operator sets from which these take what they do as inputs, which may differ by rank."""
+_PADDED = frozenset((DType.FLOAT32, DType.FLOAT64, DType.INT8, DType.INT32, DType.INT64,
+                     DType.UINT8))  # fmt: skip
+_MOST_RUNS = 16
+"""Stretches of a tensor that are copied each by a node; more of them are looked up."""
+
+_SAMPLE_BYTES = 4096
+"""Of either end of a weight: enough to tell a model that was trained on, without reading it all."""
 
 
 @dataclass(frozen=True)
@@ -219,15 +232,15 @@ class Writer:
         if how.collective == "AllReduce":
             self.collective("AllReduce", source, name, tensor)
         elif how.collective == "AllGather":
-            write_gather(self, tensor, source, name, state)
+            _write_gather(self, tensor, source, name, state)
         elif how.collective == "AllToAll":
             self.collective(
                 "AllToAll", source, name, tensor, split_axis=wanted.axis, concat_axis=state.axis
             )
         elif wanted == PARTIAL:
-            write_term(self, tensor, source, name)
+            _write_term(self, tensor, source, name)
         else:
-            write_cut(self, tensor, source, name, wanted)
+            _write_cut(self, tensor, source, name, wanted)
 
     def collective(self, kind: str, source: str, name: str, tensor: str, **attributes: Any) -> None:
         """Write a collective; its position is the same on all ranks."""
@@ -246,6 +259,112 @@ class Writer:
     def note(self, name: str, dtype: DType | None, shape: Shape | None) -> None:
         """Note what is known of a tensor that the model does not have."""
         self.program.known[name] = Known("", WHOLE, dtype, shape)
+
+
+# -------------------------------------------------------------------------- from state to state
+
+
+def _write_gather(writer: Writer, tensor: str, source: str, name: str, state: State) -> None:
+    """Write what makes a divided tensor whole: blocks come by rank and are put in order.
+
+    A rank that holds less than the first brings a part of it twice, which is left out again.
+    """
+    if not state.blocks and not state.unit:
+        writer.collective("AllGather", source, name, tensor, axis=state.axis)
+        return
+    shape = writer.model.shape(tensor)
+    assert shape is not None
+    size = shape[state.axis]
+    assert isinstance(size, int)
+    sizes = [local_size(size, state, writer.ranks, rank) for rank in range(writer.ranks)]
+    most = sizes[0]
+    if min(sizes) < most:
+        source = _filled(writer, tensor, source, state.axis, sizes)
+    mixed = writer.fresh(f"{tensor}/by_rank")
+    together = (*shape[: state.axis], most * writer.ranks, *shape[state.axis + 1 :])
+    writer.note(mixed, writer.model.dtype(tensor), together)
+    writer.collective("AllGather", source, mixed, tensor, axis=state.axis)
+    pieces = []  # where in `mixed` each stretch of elements is, in the order of the whole
+    befores = [0] * writer.ranks
+    for block in state.blocks or (size,):
+        for rank, own in enumerate(lengths(block, writer.ranks, state.unit)):
+            begin = rank * most + befores[rank]
+            pieces.append((begin, begin + own))
+            befores[rank] += own
+    _picked(writer, mixed, name, state.axis, pieces)
+
+
+def _filled(writer: Writer, tensor: str, source: str, axis: int, sizes: Sequence[int]) -> str:
+    """Write what brings the parts of all ranks to one length: their beginnings once more."""
+    dtype, shape = writer.model.dtype(tensor), writer.model.shape(tensor)
+    assert shape is not None
+    name = writer.fresh(f"{tensor}/filled")
+    writer.note(name, dtype, (*shape[:axis], sizes[0], *shape[axis + 1 :]))
+    if dtype in _PADDED and writer.model.opsets.get("", 1) >= _PAD_VERSION:
+        before = [0] * (len(shape) + axis)
+        after = [0] * (len(shape) - axis - 1)
+        pads = [np.array([*before, sizes[0] - own, *after], np.int64) for own in sizes]
+        writer.add("Pad", [source, writer.constant(pads)], name)
+        return name
+    places = [
+        np.concatenate([np.arange(own), np.zeros(sizes[0] - own)]).astype(np.int64) for own in sizes
+    ]
+    writer.add("Gather", [source, writer.constant(places)], name, axis=axis)
+    return name
+
+
+def _picked(
+    writer: Writer, source: str, name: str, axis: int, pieces: Sequence[tuple[int, int]]
+) -> None:
+    """Write what puts stretches of a tensor together, in order."""
+    runs: list[list[int]] = []
+    for begin, end in pieces:
+        if runs and runs[-1][1] == begin:
+            runs[-1][1] = end
+        else:
+            runs.append([begin, end])
+    if len(runs) > _MOST_RUNS or writer.model.opsets.get("", 1) < _SLICE_VERSION:
+        order = np.concatenate([np.arange(*run, dtype=np.int64) for run in runs])
+        writer.add("Gather", [source, writer.constant(order)], name, axis=axis)
+        return
+    axes = writer.constant(np.array([axis], np.int64))
+    cut = [name] if len(runs) == 1 else [writer.fresh(f"{name}/run") for _ in runs]
+    for own, run in zip(cut, runs):
+        edges = [writer.constant(np.array([edge], np.int64)) for edge in run]
+        writer.add("Slice", [source, *edges, axes], own)
+    if len(runs) > 1:
+        writer.add("Concat", cut, name, axis=axis)
+
+
+def _write_term(writer: Writer, tensor: str, source: str, name: str) -> None:
+    """Write what makes a tensor that all have whole a term of a sum: on rank 0 all of it."""
+    dtype = writer.model.dtype(tensor)
+    assert dtype is not None
+    is_first = writer.constant([np.array(rank == 0) for rank in range(writer.ranks)])
+    zero = writer.constant(np.zeros((), dtype.numpy))
+    writer.add("Where", [is_first, source, zero], name)
+
+
+def _write_cut(writer: Writer, tensor: str, source: str, name: str, wanted: State) -> None:
+    """Write what takes a rank's own part of a tensor that it has whole."""
+    shape = writer.model.shape(tensor)
+    assert shape is not None
+    size = shape[wanted.axis]
+    assert isinstance(size, int)
+    own = [
+        np.concatenate(
+            [np.arange(*ends, dtype=np.int64) for ends in ranges(size, wanted, r, writer.ranks)]
+        )
+        for r in range(writer.ranks)
+    ]
+    if wanted.blocks or writer.model.opsets.get("", 1) < _SLICE_VERSION:
+        index = writer.constant(own)
+        writer.add("Gather", [source, index], name, axis=wanted.axis)
+    else:
+        starts = writer.constant([part[:1] for part in own])
+        ends = writer.constant([part[-1:] + 1 for part in own])
+        axes = writer.constant(np.array([wanted.axis], np.int64))
+        writer.add("Slice", [source, starts, ends, axes], name)
 
 
 class _LocalNode:
@@ -311,3 +430,25 @@ def elements(shape: Shape | None) -> int | None:
     if shape is None or not all(isinstance(size, int) for size in shape):
         return None
     return prod(size for size in shape if isinstance(size, int))
+
+
+def identity(program: Program, *words: object) -> str:
+    """Return a digest of a model and of how its ranks divide it; words: what else makes the files.
+
+    The ranks' files name it: those of two slicings do not run together. It does not depend on the
+    file's name and folder, so that each machine may slice for itself.
+    """
+    digest = hashlib.sha256(repr(words).encode())
+    for node in program.nodes:
+        digest.update(node.SerializeToString(deterministic=True))
+    for name, weight in program.weights.items():
+        digest.update(repr((name, weight.source, weight.state)).encode())
+        for value in weight.values:
+            digest.update(value.tobytes())
+    for name, tensor in program.model.constants.items():
+        digest.update(repr((name, tensor.data_type, *tensor.dims)).encode())
+        if DType.from_onnx(tensor.data_type) is not DType.STRING:
+            raw = program.model.array(name).reshape(-1).view(np.uint8)
+            digest.update(raw[:_SAMPLE_BYTES].tobytes())
+            digest.update(raw[-_SAMPLE_BYTES:].tobytes())
+    return digest.hexdigest()[:32]

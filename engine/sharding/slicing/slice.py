@@ -117,7 +117,7 @@ def slice_model(
     report = Report(original.name, tp, pp, strategy=f"{stem}.strategy.json")
     try:
         with _made(folder), temporary_folder(".slicing-", folder) as aside:
-            from engine.sharding.slicing.identity import identity
+            from engine.sharding.slicing.program import identity
             from engine.sharding.slicing.rank_files import RankFiles
 
             files = RankFiles(aside, stem, cancel, batches)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import SharingError
@@ -71,22 +71,7 @@ class Lent:
 
     def to_bytes(self) -> bytes:
         """Return it as JSON."""
-        parts = [
-            {
-                "model": part.identity.model,
-                "key": dict(part.identity.key),
-                "device": part.device,
-                "names": part.names,
-                "weights": part.weights
-                and {
-                    "nbytes": part.weights.nbytes,
-                    "token": base64.b64encode(part.weights.token).decode("ascii"),
-                    "names": part.weights.names,
-                },
-            }
-            for part in self.parts
-        ]
-        return json.dumps({"title": self.title, "folder": self.folder, "parts": parts}).encode()
+        return json.dumps(asdict(self), default=_text).encode()
 
     @classmethod
     def of(cls, data: bytes) -> Lent:
@@ -123,6 +108,8 @@ def identity_of(
 ) -> Identity:
     """Return what a model's compiled form depends on. Raises SharingError for unreadable files."""
     key = {"backend": backend.name, "device": options.device.type}
+    if options.devices:
+        key["devices"] = str(len(options.devices))
     if not backend.lacks(Capability.COMPILE_CACHE, options.device):
         key = key_of(backend, options)
     try:
@@ -131,11 +118,15 @@ def identity_of(
         raise SharingError(str(error)) from error
 
 
+def _text(token: bytes) -> str:
+    return base64.b64encode(token).decode("ascii")
+
+
 def _part(read: Mapping[str, Any]) -> LentPart:
-    weights: Any = read["weights"]
-    key = {str(name): str(text) for name, text in read["key"].items()}
+    identity, weights = read["identity"], read["weights"]
+    key = {str(name): str(text) for name, text in identity["key"].items()}
     return LentPart(
-        identity=Identity(str(read["model"]), key),
+        identity=Identity(str(identity["model"]), key),
         device=str(read["device"]),
         names=tuple(map(str, read["names"])),
         weights=weights

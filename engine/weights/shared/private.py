@@ -1,6 +1,6 @@
 """Folders of one process beside the compile cache, for files that are shared but not kept.
 
-    with private_cache() as forms:        # a CompileCache, whatever the user says of the cache
+    with PrivateCache() as forms:         # a CompileCache, whatever the user says of the cache
         ...                               # models built with it map its files, and keep them
     # here its files have no name any more; what is mapped stays as long as it is mapped
 
@@ -61,23 +61,16 @@ class PrivateCache(Closing, CompileCache):
     """A compile cache in a `PrivateFolder`: for models of any size, and written by default.
 
     `close` removes it. Models that were built with it keep the files that they have mapped.
+    parent: the cache that it lies beside; None for the default one. Raises CacheUnusable.
     """
 
-    def __init__(self, folder: PrivateFolder) -> None:
-        super().__init__(folder.path)
-        self._owned = folder
+    def __init__(self, parent: Path | None = None) -> None:
+        self._owned = PrivateFolder(parent)
+        super().__init__(self._owned.path)
 
     def close(self) -> None:
         """Remove it; twice does nothing."""
         self._owned.close()
-
-
-def private_cache(parent: Path | None = None) -> PrivateCache:
-    """Return a compile cache of this process's own, to be closed by whoever asked for it.
-
-    parent: the cache that it lies beside; None for the default one. Raises CacheUnusable.
-    """
-    return PrivateCache(PrivateFolder(parent))
 
 
 def _close(held: ExitStack, process: int) -> None:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,17 @@ from engine import backends
 from engine.formats import open_source
 from engine.types import CompileOptions, Device, ShapeRange
 from engine_ascend_ge import engine_devices, runtime
-from engine_testing import models
+from engine_testing import BackendConformance, models  # noqa: F401  # before its modules: see there
+from engine_testing.ranks import Ranks
 
 EMULATED = Path(__file__).parent / "emulated"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip device tests, with the reason, where there is no NPU."""
+    """Skip device tests, with the reason, where there is no NPU; ranks' processes are slow."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.name.split("[")[0] in vars(Ranks):
+            item.add_marker(pytest.mark.slow)
     marked = [item for item in items if _is_ours(item.get_closest_marker("device"))]
     if not marked:
         return
@@ -42,11 +47,17 @@ def _is_ours(marker: pytest.Mark | None) -> bool:
     return marker is not None and "ascend_ge" in marker.args
 
 
+_emulated: dict[str, ModuleType] = {}
+"""The emulated machine's modules between tests, most of which take less long than an import."""
+
+
 def forget_modules() -> None:
-    """Have the next import of acl find what is on the path then, in its first state."""
+    """Have the next import of acl find what is on the path then."""
     for name in list(sys.modules):
         if name.partition(".")[0] in ("acl", "emulated_ascend"):
-            del sys.modules[name]
+            module = sys.modules.pop(name)
+            if (module.__file__ or "").startswith(str(EMULATED)):
+                _emulated[name] = module
 
 
 @pytest.fixture(scope="session")
@@ -98,8 +109,11 @@ def machine(emulated_path: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
     monkeypatch.setattr(runtime, "_process", runtime._Process())
     forget_modules()
     backends.forget("ascend_ge")
+    sys.modules.update(_emulated)
     machine = importlib.import_module("emulated_ascend").machine
     importlib.import_module("acl")
+    importlib.import_module("emulated_ascend.libraries").missing.clear()
+    machine.__init__()  # in its first state, whatever the test before has done to it
     try:
         yield machine
         gc.collect()

@@ -36,34 +36,36 @@ def gears(*sizes: int) -> dict[str, Any]:
 
 def test_a_fixed_model_needs_nothing_said() -> None:
     assert not settle(FIXED, SCALAR).is_given
+    assert settle(X, SCALAR).is_given
 
 
-def test_symbolic_sizes_are_left_open() -> None:
-    shapes = settle(X, Y, SCALAR)
-    assert shapes.is_given
-    assert shapes.input_shape() == "x:-1,3;y:4,-1,-1;s:"
+LOW, HIGH = ShapeRange((1, 3), (2, 3), (4, 3)), ShapeRange((5, 3), (5, 3), (8, 3))
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("inputs", "given", "sizes", "dims"),
     [
-        (fixed(8, 3), "x:8,3"),
-        (ShapeRange((1, 3), (4, 3), (16, 3)), "x:1~16,3"),
-        (ShapeRange((0, 3), (-1, 3), (-1, 3)), "x:-1,3"),
-        (ShapeRange((4, 3), (-1, 3), (-1, 3)), "x:-1,3"),
+        ((X, Y, SCALAR), {}, "x:-1,3;y:4,-1,-1;s:", ""),
+        ((X,), {"shapes": {"x": fixed(8, 3)}}, "x:8,3", ""),
+        ((X,), {"shapes": {"x": ShapeRange((1, 3), (4, 3), (16, 3))}}, "x:1~16,3", ""),
+        ((X,), {"shapes": {"x": ShapeRange((0, 3), (-1, 3), (-1, 3))}}, "x:-1,3", ""),
+        ((X,), {"shapes": {"x": ShapeRange((4, 3), (-1, 3), (-1, 3))}}, "x:-1,3", ""),
+        ((X, Y), {"shapes": {"x": fixed(8, 3)}}, "x:8,3;y:4,-1,-1", ""),
+        ((X,), gears(1, 4), "x:-1,3", "1;4"),
+        # A size that is the same in every gear is fixed.
+        ((TensorSpec("a", DType.FLOAT32, ("n", "m")),),
+         {"shapes": {"a": ShapeRange((1, 5), (1, 5), (2, 5))},
+          "profiles": ({"a": fixed(1, 5)}, {"a": fixed(2, 5)})}, "a:-1,5", "1;2"),
+        # Profiles of ranges are one range.
+        ((X,), {"shapes": {"x": ShapeRange((1, 3), (2, 3), (8, 3))},
+                "profiles": ({"x": LOW}, {"x": HIGH})}, "x:1~8,3", ""),
     ],
-)
-def test_the_cores_ranges_are_compiled_for(given: ShapeRange, text: str) -> None:
-    assert settle(X, shapes={"x": given}).input_shape() == text
-
-
-def test_an_input_without_a_range_keeps_its_dims() -> None:
-    assert settle(X, Y, shapes={"x": fixed(8, 3)}).input_shape() == "x:8,3;y:4,-1,-1"
-
-
-def test_gears_keep_their_sizes_open_for_atc() -> None:
-    shapes = settle(X, **gears(1, 4))
-    assert (shapes.input_shape(), shapes.dynamic_dims()) == ("x:-1,3", "1;4")
+)  # fmt: skip
+def test_what_is_asked_for_is_said_as_atc_wants_it(
+    inputs: tuple[TensorSpec, ...], given: dict[str, Any], sizes: str, dims: str
+) -> None:
+    shapes = settle(*inputs, **given)
+    assert (shapes.input_shape(), shapes.dynamic_dims()) == (sizes, dims)
 
 
 def test_gears_bound_the_sizes() -> None:
@@ -75,20 +77,6 @@ def test_gears_follow_the_models_order_of_inputs() -> None:
     profiles = ({"b": fixed(1, 2), "a": fixed(3)}, {"b": fixed(4, 5), "a": fixed(6)})
     ends = {"b": ShapeRange((1, 2), (1, 2), (4, 5)), "a": ShapeRange((3,), (3,), (6,))}
     assert settle(*two, shapes=ends, profiles=profiles).gears == ((3, 1, 2), (6, 4, 5))
-
-
-def test_a_size_that_is_the_same_in_every_gear_is_fixed() -> None:
-    two = TensorSpec("a", DType.FLOAT32, ("n", "m"))
-    ends = {"a": ShapeRange((1, 5), (1, 5), (2, 5))}
-    shapes = settle(two, shapes=ends, profiles=({"a": fixed(1, 5)}, {"a": fixed(2, 5)}))
-    assert (shapes.input_shape(), shapes.dynamic_dims()) == ("a:-1,5", "1;2")
-
-
-def test_profiles_of_ranges_are_one_range() -> None:
-    low, high = ShapeRange((1, 3), (2, 3), (4, 3)), ShapeRange((5, 3), (5, 3), (8, 3))
-    ends = ShapeRange((1, 3), (2, 3), (8, 3))
-    shapes = settle(X, shapes={"x": ends}, profiles=({"x": low}, {"x": high}))
-    assert (shapes.input_shape(), shapes.gears) == ("x:1~8,3", ())
 
 
 @pytest.mark.parametrize(

@@ -51,14 +51,17 @@ Levels:
   process        settings of the process, secrets on disk, the number of
                  threads
   threads        threads, deadlines, cancelling, and the users' view
+  predict_options  options of one predict: id, priority, cancelling
   contexts       contexts that share memory, are cancelled, let go of arrays
   compiled       compiled forms: the same model, damaged ones, keys
   groups         nodes that run only together, and the least size of a segment
   device_values  memory of the device, copies, streams
+  strided_values  buffers with strides and offsets
   profile        times of kernels
   weights        weights that are exchanged between two predicts
   sharing        weights that are lent or common to a group, and a shared
                  workspace
+  several_devices  one executable on two devices
   ranks          collectives of two processes
   speed          time of a predict, against onnx's reference evaluator
 

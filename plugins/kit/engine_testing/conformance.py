@@ -36,8 +36,10 @@ from engine_testing.profile import Profiles
 from engine_testing.ranks import Ranks
 from engine_testing.semantics import Semantics
 from engine_testing.settings import Settings
+from engine_testing.several_devices import SeveralDevices
 from engine_testing.sharing import Sharing
 from engine_testing.speed import Speed
+from engine_testing.strided_values import StridedValues
 from engine_testing.threads import Beginning, Stopping, Threads, UsersView
 from engine_testing.weights import Weights
 
@@ -49,16 +51,18 @@ class BackendConformance(
     Leaks,
     Speed,
     Ranks,
+    SeveralDevices,
     Sharing,
     Weights,
     Profiles,
+    StridedValues,
     DeviceValues,
     DeviceFacts,
     Groups,
     CompiledForms,
     Contexts,
-    UsersView,
     Asked,
+    UsersView,
     Beginning,
     Stopping,
     Threads,

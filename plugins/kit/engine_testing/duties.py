@@ -223,7 +223,15 @@ _SENTENCES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
      "(page-locked): returns an array.", ("test_host_memory_for_the_device_is_an_array",)),
     ("engine_buffer", "Either is freed when nothing refers to it any more, in whatever thread that "
      "is.", ("test_memory_is_freed_with_its_last_owner",)),
-    ("engine_predict", "With DEVICE_BUFFERS also DeviceBuffers of the executable's device:",
+    ("DeviceBuffer", "strides: how many elements lie from one index of an axis to the next, for "
+     "each axis;",
+     ("test_a_strided_buffer_is_copied_element_by_element",
+      "test_predict_reads_an_input_by_its_strides",
+      "test_results_of_strided_inputs_may_stay_on_the_device")),
+    ("engine_copy", "What lies between the elements of a target stays as it is.",
+     ("test_a_copy_into_a_strided_buffer_leaves_what_is_between",)),
+    ("engine_predict", "With DEVICE_BUFFERS also DeviceBuffers of the executable's device, packed "
+     "unless STRIDED_BUFFERS is announced:",
      ("test_inputs_on_host_and_device_may_be_mixed",)),
     ("engine_predict", "or that Device, to have it allocated there",
      ("test_outputs_are_allocated_on_the_device_that_is_named",)),
@@ -257,6 +265,15 @@ _SENTENCES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("engine_update_weights", "additive: add to the weight as loaded instead of replacing it.",
      ("test_an_additive_update_adds_to_the_weights_as_loaded",)),
     ("engine_update_weights", "Not kept after the call.", ("test_new_weights_are_copied",)),
+    ("CompileOptions", "devices: those that the executable runs on together, `device` first, in "
+     "the user's order;",
+     ("test_nodes_are_placed_on_the_devices_that_were_given",
+      "test_executables_on_other_devices_go_on_beside_each_other")),
+    ("CompileOptions", "results are those of one device, as exactly.",
+     ("test_several_devices_give_the_results_of_one",
+      "test_samples_that_meet_in_a_model_meet_on_several_devices")),
+    ("Executable", "`memory_by_device()`, where SEVERAL_DEVICES is announced: a MemoryReport for "
+     "each device that the executable runs on,", ("test_memory_is_told_for_each_device",)),
     ("engine_share_weights", "Lend an executable's weights to other compiles of the same model on "
      "the same device.",
      ("test_what_is_lent_is_described", "test_borrowed_weights_give_the_lenders_bits",

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import BackendUnavailable
+from engine.errors import BackendUnavailable, InputError
 from engine.types import Device, DeviceBuffer, DType, Value
 
 _BASE = 1 << 62  # no user address of any 64-bit machine
@@ -96,6 +96,8 @@ class FakeDevice:
         if isinstance(value, np.ndarray):
             return value
         assert isinstance(value, DeviceBuffer), f"expected a tensor, got {type(value)}"
+        if not value.is_packed:
+            return self._view(value).copy()
         dtype, data = value.dtype, np.frombuffer(bytes(self._memory(value)), np.uint8)
         if dtype.bits >= 8:
             return data.view(dtype.numpy).reshape(value.shape).copy()
@@ -109,11 +111,27 @@ class FakeDevice:
             np.copyto(value, contents)
             return
         assert isinstance(value, DeviceBuffer), f"expected a tensor, got {type(value)}"
+        if not value.is_packed:
+            np.copyto(self._view(value), contents)
+            return
         data = np.ascontiguousarray(contents).reshape(-1).view(np.uint8)
         if value.dtype.bits < 8:  # one element a byte on the host, packed on the device
             bits = np.unpackbits(data.reshape(-1, 1), axis=1, bitorder="little")
             data = np.packbits(bits[:, : value.dtype.bits], bitorder="little")
         self._memory(value)[:] = data.tobytes()
+
+    def _view(self, buffer: DeviceBuffer) -> Array:
+        """Return a view of memory with strides or an offset."""
+        base = buffer.pointer >> _SPAN_BITS << _SPAN_BITS
+        first = buffer.pointer - base + buffer.offset_bytes
+        block, size = self._blocks.get(base), buffer.dtype.bits // 8
+        if block is None or not size:
+            raise InputError(f"{self.device}: no memory at {buffer.pointer:#x} that has strides")
+        strides = buffer.strides and [step * size for step in buffer.strides]
+        try:
+            return np.ndarray(buffer.shape, buffer.dtype.numpy, block, first, strides)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{self.device}: it is beyond what is allocated: {error}") from error
 
     def _memory(self, buffer: DeviceBuffer) -> memoryview:
         base = buffer.pointer >> _SPAN_BITS << _SPAN_BITS

@@ -96,6 +96,15 @@ def dense(folder: Path) -> Path:
     return graph(folder, "dense", text, {"weight": FINE.reshape(32, 4)})
 
 
+def meeting(folder: Path) -> Path:
+    """y = x - s, s the sum of x over its rows, x float32[rows, 3]: no row is by itself."""
+    text = """(float[rows, 3] x) => (float[rows, 3] y) {
+        s = ReduceSum <keepdims = 1> (x, axes)
+        y = Sub (x, s)
+    }"""
+    return graph(folder, "meeting", text, {"axes": longs([0])})
+
+
 def polynomial(folder: Path) -> Path:
     """y = (0.1 x + 0.3) x + 0.7, x float32[n]; the constants are float32's nearest."""
     text = """(float[n] x) => (float[n] y) {

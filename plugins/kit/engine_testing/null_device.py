@@ -68,6 +68,7 @@ OPTIONS: Mapping[str, Option] = {
 ALSO = {
     Capability.NODE_GROUPS,
     Capability.DEVICE_BUFFERS,
+    Capability.STRIDED_BUFFERS,
     Capability.COMPILE_CACHE,
     Capability.SHARE_WORKSPACE,
     Capability.UPDATE_WEIGHTS,

@@ -287,9 +287,9 @@ def test_the_simplest_tests_come_first(order: list[str]) -> None:
     modules = [getattr(BackendConformance, test).__module__.rpartition(".")[2] for test in tests]
     assert [module for module, _ in itertools.groupby(modules)] == [
         "manifest", "semantics", "numerics", "arithmetic", "meanings", "ownership", "errors",
-        "lifecycle", "settings", "process", "threads", "predict_options", "threads", "contexts",
-        "compiled", "groups", "device_facts", "device_values", "profile", "weights", "sharing",
-        "ranks", "speed", "lifecycle", "conformance",
+        "lifecycle", "settings", "process", "threads", "predict_options", "contexts",
+        "compiled", "groups", "device_facts", "device_values", "strided_values", "profile",
+        "weights", "sharing", "several_devices", "ranks", "speed", "lifecycle", "conformance",
     ]  # fmt: skip
     assert tests[0] == "test_the_manifest_says_who_the_backend_is"
     leaks = [test for test in tests if "leave_no_files" in test]

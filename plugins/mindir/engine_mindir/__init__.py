@@ -1,6 +1,7 @@
 """MindIR, MindSpore's format: read without MindSpore and lowered to ONNX.
 
-opening.py     a file as an ONNX model, or as the models in it that are compiled for Ascend
+opening.py     a file as an ONNX model, or as the models in it that are compiled for Ascend;
+               declared variable weights
 decode.py      decodes the file's protobuf messages: messages.py
 constants.py   decodes constants and inferred types, in every dialect
 storage.py     the tensors' data, in data_files.py too; names.py: names of values and primitives
@@ -9,8 +10,7 @@ control.py     branches to If, loops to Loop; functions.py: the call graph
 in_place.py    tensors that are changed in place; tuples.py: limits on tuples
 primitives/    the table: one function a primitive, which writes ONNX nodes
 emit.py        the graph builder; shape_inference.py: shapes that the file leaves open
-fold.py        dead code, biases, BatchNorm; assemble.py: the ONNX model; outputs.py: its outputs
-variables.py   declared variable weights
+fold.py        dead code, biases, BatchNorm; assemble.py: the ONNX model
 compiled.py    models in a file that are compiled for Ascend
 summary.py     a file's summary for `engine inspect`; errors.py: errors as ModelError
 """

@@ -17,9 +17,8 @@ from engine.types import CancelToken, GraphInfo
 from engine_mindir import constants, decode, fold
 from engine_mindir.emit import Unsupported
 from engine_mindir.lower import Lowering, LoweringError
-from engine_mindir.messages import DecodeError, ModelProto, ValueProto
+from engine_mindir.messages import DecodeError, GraphProto, ModelProto, ValueProto
 from engine_mindir.names import local, unique
-from engine_mindir.outputs import declared, titles_of
 from engine_mindir.storage import Storage
 from engine_mindir.values import MONAD, Abstract, Value, leaves
 
@@ -186,13 +185,13 @@ def _outputs(
     # A network may give an input back as it is: then the two have one name, as in the file.
     given = {leaf.name for tree in inputs for leaf in leaves(tree) if isinstance(leaf, Value)}
     titles = []
-    for title, value in zip(titles_of(model.graph, len(flat)), flat, strict=True):
+    for title, value in zip(_titles_of(model.graph, len(flat)), flat, strict=True):
         is_input = title == value.name and value.name in given
         given.discard(value.name)
         titles.append(title if is_input else unique(title, names))
     infos = []
     produced = {name for node in low.g.scope.nodes for name in node.outputs}
-    types = declared(model.graph)
+    types = _declared(model.graph)
     for index, (value, title) in enumerate(zip(flat, titles, strict=True)):
         if value.name in produced and value.name not in renamed:
             renamed[value.name] = title
@@ -205,6 +204,45 @@ def _outputs(
             shape = declared_type.shape if declared_type.shape is not None else shape
         infos.append(ValueInfo(title, value.dtype, shape))
     return infos
+
+
+def _titles_of(main: GraphProto, count: int) -> list[str]:
+    """Return the outputs' names: of the file's output, or of the nodes that a tuple is made of."""
+    if count == 1 and len(main.outputs) == 1:
+        return [local(main.outputs[0].name)]
+    nodes = {node.output: node for node in main.nodes}
+    titles: list[str] = []
+    worklist = [output.name for output in reversed(main.outputs)]
+    steps = 0
+    while worklist and steps < 100_000:
+        steps += 1
+        name = worklist.pop()
+        node = nodes.get(name)
+        kind = node.op_type.removeprefix("REF::").partition(":")[0] if node is not None else ""
+        if node is not None and kind in ("Depend", "Return") and node.inputs:
+            worklist.append(node.inputs[0])
+        elif node is not None and kind in ("MakeTuple", "make_tuple", "MakeList", "make_list"):
+            worklist += reversed(node.inputs)
+        else:
+            titles.append(local(name))
+    if len(titles) == count:
+        return titles
+    base = local(main.outputs[0].name) if main.outputs else "output"
+    return [f"{base}_{index}" for index in range(count)]
+
+
+def _declared(main: GraphProto) -> list[Any]:
+    """Return the outputs' types as the file declares them, flat."""
+    types: list[Any] = []
+    for output in main.outputs:
+        if output.tensors:
+            types += [constants.tensor_type(tensor) for tensor in output.tensors]
+        elif output.structure is not None:
+            structure = decode.attribute(output.source, output.structure)
+            types += leaves(constants.abstract(structure))
+        else:
+            types.append(None)
+    return types
 
 
 def _set_shapes(

@@ -295,11 +295,8 @@ def _abstract(source: Source, span: Span) -> Any:
             elif key >> 3 in (1, 2):
                 return abstract(decode.attribute(source, span))
         dtype = DTYPES.get(number)
-        if dtype is None:
-            return None
-        return Abstract(
-            dtype, () if kind == decode.SCALAR else shape_of(dims), kind == decode.SCALAR
-        )
+        shape: Shape = () if kind == decode.SCALAR else shape_of(dims)
+        return None if dtype is None else Abstract(dtype, shape)
     return abstract(decode.attribute(source, span))
 
 
@@ -318,7 +315,7 @@ def abstract(attribute: AttributeProto) -> Any:
         return types_[0] if len(types_) == 1 else types_
     if kind == decode.SCALAR and attribute.tensors:
         dtype = DTYPES.get(attribute.tensors[0].data_type)
-        return None if dtype is None else Abstract(dtype, (), True)
+        return None if dtype is None else Abstract(dtype, ())
     return None
 
 

@@ -168,8 +168,6 @@ def _value(source: Source, span: Span) -> ValueProto:
         elif number == 2:
             source.count(1, VALUES, "tensors of inputs and outputs")
             tensors.append(tensor(source, _span(first, past)))
-        elif number == 4:
-            result.denotation = source.text(first, past)
         elif number == 5:
             result.structure = _span(first, past)
     result.tensors = tuple(tensors)

@@ -159,7 +159,6 @@ class ValueProto:
     source: Source
     name: str = ""
     tensors: Sequence[TensorProto] = ()
-    denotation: str = ""
     structure: Span | None = None
 
 

@@ -132,7 +132,6 @@ class Abstract:
 
     dtype: DType
     shape: Shape
-    is_scalar: bool = False
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -135,7 +135,9 @@ def test_a_full_disk_is_an_error(digits, number):
     assert b"Traceback" not in errors
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed", [">&- 2>&-", *(pytest.param(one, marks=pytest.mark.slow) for one in (">&-", "2>&-"))]
+)
 def test_closed_streams_change_no_status(digits, closed):
     for arguments, status in ((["inspect", digits / "digits.onnx"], 0), (["run", "no.onnx"], 1)):
         line = " ".join(map(str, [sys.executable, "-m", "engine.cli", *arguments, closed]))

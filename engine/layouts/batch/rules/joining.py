@@ -10,15 +10,7 @@ import numpy as np
 from engine.layouts.batch.node import Node, counted, only_data, require, require_known
 from engine.layouts.batch.rules.shapes import moved
 from engine.layouts.batch.sizes import BATCH, Dim, depends, lowest
-from engine.layouts.batch.values import (
-    Elements,
-    Kind,
-    Value,
-    computed,
-    divided,
-    elements_of,
-    whole,
-)
+from engine.layouts.batch.values import Elements, Kind, Value, computed, divided, elements_of, whole
 
 _FAR = (1 << 31) - 1
 """Ends of slices from here on are those of the axis."""

@@ -12,7 +12,7 @@ from engine import types
 from engine.errors import BackendUnavailable, one_line
 from engine.hookspecs import hookimpl
 from engine.options import parsed
-from engine.types import Capability, CompileOptions, Device, Devices
+from engine.types import Capability, CompileOptions, Device, Devices, DType, Value, Values
 
 if TYPE_CHECKING:
     from engine_jax.executable import JaxContext, JaxExecutable
@@ -23,6 +23,7 @@ OPTIONS = {"kept_programs": types.Option(text=_KEPT, type=int, lowest=1, default
 CAPABILITIES = {
     Capability.DYNAMIC_SHAPES, Capability.MIXED_PLACEMENT, Capability.DEVICE_BUFFERS,
     Capability.COMPILE_CACHE, Capability.PREPARE, Capability.NODE_GROUPS,
+    Capability.STRIDED_BUFFERS, Capability.SEVERAL_DEVICES,
 }  # fmt: skip
 
 
@@ -30,7 +31,7 @@ CAPABILITIES = {
 def engine_backend() -> types.BackendInfo:
     return types.BackendInfo(
         name="jax", version="0.1.0", device_types=("jax",), providers=("xla",), options=OPTIONS,
-        capabilities=frozenset(CAPABILITIES),
+        capabilities=frozenset(CAPABILITIES), level=4,
     )  # fmt: skip
 
 
@@ -71,16 +72,12 @@ def engine_compile(loaded: JaxModel, options: CompileOptions) -> JaxExecutable:
 
 
 @hookimpl
-def engine_predict(
-    context: JaxContext, inputs: types.Values, outputs: types.Values | None
-) -> types.Values:
+def engine_predict(context: JaxContext, inputs: Values, outputs: Values | None) -> Values:
     return context.run(inputs, outputs)
 
 
 @hookimpl
-def engine_buffer(
-    device: Device, dtype: types.DType, shape: tuple[int, ...], on_host: bool
-) -> types.Value:
+def engine_buffer(device: Device, dtype: DType, shape: tuple[int, ...], on_host: bool) -> Value:
     from engine_jax import memory
 
     if dtype.bits < 8:  # text has none
@@ -90,7 +87,7 @@ def engine_buffer(
 
 
 @hookimpl
-def engine_copy(source: types.Value, target: types.Value) -> bool:
+def engine_copy(source: Value, target: Value) -> bool:
     from engine_jax import memory
 
     np.copyto(memory.view(target), memory.view(source))

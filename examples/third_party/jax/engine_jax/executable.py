@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from engine import types
 from engine.errors import BackendUnavailable, InputError, ModelError, one_line
@@ -27,18 +28,20 @@ class JaxExecutable:
 
     def __init__(self, model: JaxModel, options: CompileOptions, kept: int) -> None:
         devices = {each.id: each for each in jax.local_devices()}
+        self.devices = options.devices or (options.device,)
         if options.device.type != "jax" or options.device.id not in devices:
             raise BackendUnavailable(f"device {options.device} is not among {[*devices]}", "jax")
         model.refuse()
         self.model, self.inputs, self.outputs = model, model.inputs, model.outputs
         self.device, self.resident = options.device, options.resident
-        self._sharding = jax.sharding.SingleDeviceSharding(devices[options.device.id])
+        mesh = Mesh([devices[each.id] for each in self.devices], ("batch",))
+        self._whole, self._rows = (NamedSharding(mesh, PartitionSpec(*x)) for x in ((), ("batch",)))
         self._settings, self._compiling = compiler_options(options), threading.Lock()
         self._stored: dict[Shapes, tuple[Any, list[str]]] = {}
         self._program = lru_cache(kept)(self._compiled)
         with tracing(model.source.name):
             arrays = list(model.weights.values())
-            self.weights = jax.device_put(arrays, self._sharding, may_alias=False)
+            self.weights = jax.device_put(arrays, self._whole, may_alias=False)
         shapes = _fixed(self.inputs, options)
         if shapes is not None and model.source.compiled is not None:
             self._stored[shapes] = forms.read(model.source.compiled)
@@ -52,12 +55,7 @@ class JaxExecutable:
         with self._compiling:
             return self._program(shapes)
 
-    def prepare(
-        self,
-        shapes: Mapping[str, tuple[int, ...]],
-        progress: types.Progress | None,
-        cancel: types.CancelToken | None,
-    ) -> None:
+    def prepare(self, shapes: Mapping[str, Any], progress: Any, cancel: Any) -> None:
         """Compile for these shapes now; nothing stops XLA on its way."""
         if cancel is not None:
             cancel.check()
@@ -75,12 +73,16 @@ class JaxExecutable:
             return results, jnp.array([flag for flag, _ in faults], bool)
 
         specs = [
-            jax.ShapeDtypeStruct(shape, spec.dtype.numpy, sharding=self._sharding)
+            jax.ShapeDtypeStruct(shape, spec.dtype.numpy, sharding=self._placed(shape))
             for shape, spec in zip(shapes, self.inputs)
         ]
         with tracing(self.model.source.name):
             lowered = jax.jit(run).lower(specs, self.weights)
             return lowered.compile(compiler_options=self._settings), messages
+
+    def _placed(self, shape: tuple[int, ...]) -> Any:
+        """Return where an input lies: rows on each device, which XLA exchanges where they meet."""
+        return self._rows if shape and shape[0] % len(self.devices) == 0 else self._whole
 
     def open_context(self) -> JaxContext:
         """Open a context, which is no more than the way here: XLA keeps none."""
@@ -92,7 +94,7 @@ class JaxExecutable:
         return [
             types.Placement(
                 index=node.index, node=node.name, op_type=node.op_type, backend="jax",
-                device=str(self.device), provider="xla", reason="part of the program",
+                device=",".join(map(str, self.devices)), provider="xla", reason="one program",
                 state=types.NodeState.FOLDED if step.is_known else types.NodeState.RUNS,
             )
             for node, step in zip(self.model.source.graph.nodes, self.model.body.steps)
@@ -100,8 +102,14 @@ class JaxExecutable:
 
     def memory(self) -> types.MemoryReport:
         """Only the weights: XLA does not say what a program holds."""
+        [report, *_] = self.memory_by_device().values()
+        return types.MemoryReport(weights_bytes=report.weights_bytes * len(self.devices))
+
+    def memory_by_device(self) -> Mapping[Device, types.MemoryReport]:
+        """Each device has all weights."""
         held = (*self.weights, *self.model.small.values())
-        return types.MemoryReport(weights_bytes=sum(weight.nbytes for weight in held))
+        report = types.MemoryReport(weights_bytes=sum(weight.nbytes for weight in held))
+        return dict.fromkeys(self.devices, report)
 
     def close(self) -> None:
         """Free the weights and the code."""
@@ -141,9 +149,8 @@ class JaxContext:
         if wanted is None:
             return np.array(result, order="C")
         if wanted.shape != result.shape:
-            expected, got = list(result.shape), list(wanted.shape)
-            message = f"output {spec.name!r}: expected a buffer of shape {expected}, got {got}"
-            raise InputError(message, spec.name)
+            problem = f"expected a buffer of shape {[*result.shape]}, got {[*wanted.shape]}"
+            raise InputError(f"output {spec.name!r}: {problem}", spec.name)
         np.copyto(memory.view(wanted), result)
         return wanted
 

@@ -51,11 +51,6 @@ class Body:
             values.update(zip(step.outputs, results))
         return [values[name] for name in self.outputs]
 
-    def read(self) -> set[str]:
-        """Return the names of all values that are read in it."""
-        inner = (name for step in self.steps for body in step.bodies for name in body.read())
-        return {*self.outputs, *inner, *(name for step in self.steps for name in step.inputs)}
-
 
 class Step:
     """A node. `reason` says why it cannot run here; `is_known`: it does not depend on data."""

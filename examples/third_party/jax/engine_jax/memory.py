@@ -21,8 +21,12 @@ def view(value: Any) -> Any:
         return value
     if not value.nbytes:
         return np.empty(value.shape, value.dtype.numpy)
-    raw = (ctypes.c_char * value.nbytes).from_address(value.pointer)
-    return np.frombuffer(raw, np.uint8).view(value.dtype.numpy).reshape(value.shape)
+    raw = (ctypes.c_char * value.nbytes).from_address(value.pointer + value.offset_bytes)
+    flat = np.frombuffer(raw, np.uint8).view(value.dtype.numpy)
+    if value.strides is None:
+        return flat.reshape(value.shape)
+    steps = [step * flat.itemsize for step in value.strides]
+    return np.lib.stride_tricks.as_strided(flat, value.shape, steps)
 
 
 def array(dtype: DType, shape: tuple[int, ...]) -> Any:
@@ -38,5 +42,6 @@ def array(dtype: DType, shape: tuple[int, ...]) -> Any:
 
 def buffer(contents: Any, device: Device) -> DeviceBuffer:
     """Return a complete buffer of an array's memory, which it keeps alive."""
-    dtype, pointer = DType.from_numpy(contents.dtype), np.asarray(contents).ctypes.data
+    contents = np.asarray(contents)  # of several devices it is a copy, else a look
+    dtype, pointer = DType.from_numpy(contents.dtype), contents.ctypes.data
     return DeviceBuffer(pointer, contents.shape, dtype, device, None, contents)

@@ -37,11 +37,10 @@ class JaxModel:
         self.types = _types(proto.graph)
         opsets = {each.domain: each.version for each in proto.opset_import}
         self.body = Body(proto.graph, opsets, {})
-        read = self.body.read()
         weights = {
             tensor.name: onnx.numpy_helper.to_array(tensor)
             for tensor in proto.graph.initializer
-            if tensor.name in read and self.types[tensor.name] in DTYPES
+            if self.types[tensor.name] in DTYPES
         }
         self.small = {name: each for name, each in weights.items() if each.nbytes <= KNOWN_BYTES}
         self.weights = {name: weights[name] for name in weights.keys() - self.small.keys()}

@@ -48,6 +48,6 @@ def compiled_key(options: CompileOptions) -> dict[str, str]:
         **{name: version(name) for name in ("inference-engine-jax", "jax", "jaxlib", "onnx")},
         "device": jax.local_devices()[0].device_kind,
         "cpu": hashlib.sha256(features.encode()).hexdigest()[:16],
-        "settings": str(compiler_options(options)),
+        "settings": str((compiler_options(options), options.devices)),
         "shapes": str(sorted(shapes.items())),
     }

@@ -32,7 +32,7 @@ def core() -> Any:
 @hookimpl
 def engine_backend() -> types.BackendInfo:
     return types.BackendInfo(
-        name="openvino", version=VERSION, device_types=("cpu",), providers=("cpu",),
+        name="openvino", version=VERSION, level=3, device_types=("cpu",), providers=("cpu",),
         options=OPTIONS, capabilities=frozenset(CAPABILITIES.split()),
     )  # fmt: skip
 

@@ -391,7 +391,9 @@ from faulty import (  # noqa: E402
     ranks,
     refusals,
     settings,
+    several,
     sharing,
+    strided,
     workers,
 )
 
@@ -417,6 +419,8 @@ __all__ = [
     "ranks",
     "refusals",
     "settings",
+    "several",
     "sharing",
+    "strided",
     "workers",
 ]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, TypeVar
 
 from engine_mindir.emit import Unsupported
@@ -105,6 +106,13 @@ def _parameters(function: Callable[..., Any]) -> list[tuple[str, tuple[str, ...]
     ]  # fmt: skip
 
 
+_MODULES = (
+    "activations", "adaptive_pooling", "arithmetic", "axes", "blocks", "boxes", "casts",
+    "collectives", "comparison", "construction", "convolution", "diagonals", "elementwise",
+    "images", "indexing", "indices", "joining", "losses", "normalisation", "padding", "pooling",
+    "products", "recurrent", "reductions", "scalars", "scatter", "shapes", "slices", "sorting",
+    "state", "windows",
+)  # fmt: skip
 TABLE: dict[str, Primitive] = {}
 _is_whole = False
 
@@ -127,39 +135,7 @@ def primitive_table() -> Mapping[str, Primitive]:
     global _is_whole
     if not _is_whole:
         # Not "if TABLE is empty": another thread may be filling it. The import lock waits for it.
-        from engine_mindir.primitives import (  # noqa: F401
-            activations,
-            adaptive_pooling,
-            arithmetic,
-            axes,
-            blocks,
-            boxes,
-            casts,
-            collectives,
-            comparison,
-            construction,
-            convolution,
-            diagonals,
-            elementwise,
-            images,
-            indexing,
-            indices,
-            joining,
-            losses,
-            normalisation,
-            padding,
-            pooling,
-            products,
-            recurrent,
-            reductions,
-            scalars,
-            scatter,
-            shapes,
-            slices,
-            sorting,
-            state,
-            windows,
-        )
-
+        for module in _MODULES:
+            import_module(f"{__name__}.{module}")
         _is_whole = True
     return TABLE

@@ -75,7 +75,8 @@ def extreme_of(g: Emitter, op_type: str, x: Any, y: Any) -> Value:
     return via_int32(g, op_type, left, right)
 
 
-def _true_divide(g: Emitter, x: Any, y: Any) -> Value:
+@primitive("Div", "RealDiv", "Divs", "DivTensorScalar", "real_div", "div", "RealDivs")
+def divide(g: Emitter, x: Any, y: Any) -> Value:
     left, right = common(g, x, y)
     dtype = result_type(g, left.dtype if left.dtype in FLOATS else DType.FLOAT32)
     if left.dtype not in FLOATS and dtype in FLOATS:
@@ -83,15 +84,10 @@ def _true_divide(g: Emitter, x: Any, y: Any) -> Value:
     return g.node("Div", left, right)
 
 
-@primitive("Div", "RealDiv", "Divs", "DivTensorScalar", "real_div", "div", "RealDivs")
-def divide(g: Emitter, x: Any, y: Any) -> Value:
-    return _true_divide(g, x, y)
-
-
 @primitive("DivMod", "DivMods")
 def div_mod(g: Emitter, x: Any, y: Any, rounding_mode: Any = None) -> Value:
     if rounding_mode in (None, 0, ""):
-        return _true_divide(g, x, y)
+        return divide(g, x, y)
     return floor_div(g, x, y) if rounding_mode in (2, "floor") else truncate_div(g, x, y)
 
 
@@ -200,7 +196,7 @@ def atan2(g: Emitter, x: Any, y: Any) -> Value:
     return g.node("Where", flat, vertical, angle, like=up)
 
 
-@primitive("Addcmul")
+@primitive("Addcmul", "AddcmulExt")
 def addcmul(g: Emitter, x: Any, x1: Any, x2: Any, value: Any = 1.0) -> Value:
     x, x1, x2, value = common(g, x, x1, x2, value)
     return g.node("Add", x, g.node("Mul", g.node("Mul", x1, x2), value))
@@ -210,11 +206,6 @@ def addcmul(g: Emitter, x: Any, x1: Any, x2: Any, value: Any = 1.0) -> Value:
 def addcdiv(g: Emitter, x: Any, x1: Any, x2: Any, value: Any = 1.0) -> Value:
     x, x1, x2, value = common(g, x, x1, x2, value)
     return g.node("Add", x, g.node("Mul", g.node("Div", x1, x2), value))
-
-
-@primitive("AddcmulExt")
-def addcmul_ext(g: Emitter, x: Any, x1: Any, x2: Any, value: Any = 1.0) -> Value:
-    return addcmul(g, x, x1, x2, value)
 
 
 @primitive("Lerp", "LerpScalar")

@@ -113,7 +113,7 @@ def right_shift(g: Emitter, x: Any, y: Any) -> Value:
     return floor_div(g, left, right)
 
 
-@primitive("Select", "Where", "select", "where", "SelectExt")
+@primitive("Select", "Where", "select", "where", "SelectExt", "SelectV2")
 def select(g: Emitter, condition: Value, x: Any, y: Any) -> Value:
     left, right = common(g, x, y)
     return g.node("Where", g.cast(condition, DType.BOOL), left, right, like=left)

@@ -69,13 +69,8 @@ def embedding(g: Emitter, ids: Value, weight: Value, *rest: Any) -> Value:
     return g.node("Gather", weight, as_ids(g, ids), axis=0)
 
 
-@primitive("GatherD", "GatherDim", "gather_d")
+@primitive("GatherD", "GatherDim", "gather_d", "GatherElements")
 def gather_d(g: Emitter, x: Value, dim: Any, index: Value) -> Value:
-    return g.node("GatherElements", x, as_ids(g, index), axis=as_int(dim))
-
-
-@primitive("GatherElements")
-def gather_elements(g: Emitter, x: Value, dim: Any, index: Value) -> Value:
     return g.node("GatherElements", x, as_ids(g, index), axis=as_int(dim))
 
 
@@ -173,9 +168,3 @@ def sequence_mask(g: Emitter, lengths: Value, maxlen: Any = None) -> Value:
 @primitive("Take")
 def take(g: Emitter, x: Value, index: Value) -> Value:
     return g.node("Gather", g.reshape(x, (-1,)), as_ids(g, index), axis=0)
-
-
-@primitive("SelectV2")
-def select_v2(g: Emitter, condition: Value, x: Any, y: Any) -> Value:
-    left, right = common(g, x, y)
-    return g.node("Where", g.cast(condition, DType.BOOL), left, right, like=left)

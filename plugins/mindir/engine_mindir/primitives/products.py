@@ -41,7 +41,7 @@ def matmul(
     return g.node("Add", z, bias) if isinstance(bias, Value) else z
 
 
-@primitive("MatMulExt", "BatchMatMulExt", "Mm", "MmExt", "Dot", "Mv")
+@primitive("MatMulExt", "BatchMatMulExt", "Mm", "MmExt", "Dot", "Mv", "Vdot")
 def matmul_ext(g: Emitter, x: Value, y: Value) -> Value:
     left, right = common(g, x, y)
     return product(g, left, right)
@@ -73,17 +73,12 @@ def bias_add(g: Emitter, x: Value, bias: Value, format: Any = "NCHW") -> Value:
     return g.node("Add", x, bias)
 
 
-@primitive("Baddbmm")
+@primitive("Baddbmm", "Addmm", "Addmv")
 def baddbmm(g: Emitter, x: Value, one: Value, two: Value, beta: Any = 1, alpha: Any = 1) -> Value:
     y = g.node("MatMul", one, two)
     y = y if alpha == 1 else g.node("Mul", y, alpha)
     x = x if beta == 1 else g.node("Mul", x, beta)
     return g.node("Add", x, y)
-
-
-@primitive("Addmm", "Addmv")
-def addmm(g: Emitter, x: Value, one: Value, two: Value, beta: Any = 1, alpha: Any = 1) -> Value:
-    return baddbmm(g, x, one, two, beta, alpha)
 
 
 @primitive("Addbmm")
@@ -133,11 +128,6 @@ def attention(g: Emitter, query: Value, key: Value, value: Value, *rest: Any) ->
 @primitive("FFN")
 def ffn(g: Emitter, x: Value, weight1: Value, weight2: Value, *rest: Any) -> Any:
     raise Unsupported("a fused feed-forward kernel; export the model without it")
-
-
-@primitive("Vdot")
-def vdot(g: Emitter, x: Value, y: Value) -> Value:
-    return matmul_ext(g, x, y)
 
 
 @primitive("EinsumExt")

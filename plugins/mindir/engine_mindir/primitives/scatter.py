@@ -12,6 +12,11 @@ from engine_mindir.primitives.axes import as_int, as_static
 from engine_mindir.primitives.indexing import as_ids
 from engine_mindir.values import FLOATS, DType, Value
 
+REDUCTIONS = (
+    ("none", "Update"), ("add", "Add"), ("sub", "Sub"), ("mul", "Mul"), ("max", "Max"),
+    ("min", "Min"), ("div", "Div"),
+)  # fmt: skip
+"""Ways to combine updates with what is there, each with the end of its primitives' names."""
 _HALVES = (DType.FLOAT16, DType.BFLOAT16)
 
 
@@ -41,31 +46,16 @@ def scatter_nd(g: Emitter, indices: Value, updates: Value, shape: Any) -> Value:
     return scatter_into(g, empty, g.cast(indices, DType.INT64), updates, "add")
 
 
-def _scatter(reduction: str, *names: str) -> None:
-    @primitive(*names)
+def register_scatter(reduction: str, name: str, *, writes: bool = False) -> None:
+    """Register a primitive that updates elements of a tensor, by coordinates."""
+
+    @primitive(name, writes=writes)
     def lower(g: Emitter, x: Value, indices: Value, updates: Value) -> Value:
         return scatter_into(g, x, g.cast(indices, DType.INT64), updates, reduction)
 
 
-_scatter("none", "TensorScatterUpdate")
-
-
-_scatter("add", "TensorScatterAdd")
-
-
-_scatter("sub", "TensorScatterSub")
-
-
-_scatter("mul", "TensorScatterMul")
-
-
-_scatter("max", "TensorScatterMax")
-
-
-_scatter("min", "TensorScatterMin")
-
-
-_scatter("div", "TensorScatterDiv")
+for _how, _suffix in REDUCTIONS:
+    register_scatter(_how, f"TensorScatter{_suffix}")
 
 
 @primitive("TensorScatterElements")

@@ -7,7 +7,7 @@ from typing import Any
 from engine_mindir.emit import Emitter, Unsupported
 from engine_mindir.primitives import primitive, primitive_table
 from engine_mindir.primitives.casts import common
-from engine_mindir.primitives.scatter import scatter_into
+from engine_mindir.primitives.scatter import REDUCTIONS, register_scatter, scatter_into
 from engine_mindir.values import DType, Value
 
 
@@ -87,24 +87,15 @@ def apply_momentum(
     raise Unsupported("a step of training; export the network without its optimizer")
 
 
-def _scatter(reduction: str, *names: str) -> None:
+def _scatter(reduction: str, name: str) -> None:
     """Register a primitive that updates whole rows of a parameter, by index."""
 
-    @primitive(*names, writes=True)
+    @primitive(name, writes=True)
     def lower(g: Emitter, parameter: Value, indices: Value, updates: Value) -> Value:
         ids = g.unsqueeze(g.cast(indices, DType.INT64), (-1,))
         return scatter_into(g, parameter, ids, updates, reduction)
 
 
-def _scatter_nd(reduction: str, *names: str) -> None:
-    @primitive(*names, writes=True)
-    def lower(g: Emitter, parameter: Value, indices: Value, updates: Value) -> Value:
-        return scatter_into(g, parameter, g.cast(indices, DType.INT64), updates, reduction)
-
-
-for _how, _suffix in (
-    ("none", "Update"), ("add", "Add"), ("sub", "Sub"), ("mul", "Mul"), ("max", "Max"),
-    ("min", "Min"), ("div", "Div"),
-):  # fmt: skip
+for _how, _suffix in REDUCTIONS:
     _scatter(_how, f"Scatter{_suffix}")
-    _scatter_nd(_how, f"ScatterNd{_suffix}")
+    register_scatter(_how, f"ScatterNd{_suffix}", writes=True)

@@ -1,0 +1,105 @@
+"""Short runs: more of them at once than there are CPUs.
+
+To wait for a slot and to be woken takes a thread 30 to 100 us, much of it with Python's lock. Where
+a run takes about as long, the processor's scheduler serves the threads better: it changes threads
+every few milliseconds, which is many whole runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from engine.serving.request_future import outcome_of
+from engine.tensor import Tensor
+from engine.tensor.values import value_of
+
+if TYPE_CHECKING:
+    from engine.host.fair_semaphore import FairSemaphore
+    from engine.serving.statistics import Recorder
+
+Predict: TypeAlias = "Callable[[Any, list[Tensor] | None], list[Tensor]]"
+Direct: TypeAlias = "Callable[[Any, list[Tensor] | None], list[Tensor] | None]"
+
+SHORT_S = 500e-6
+LONG_S = (
+    0.05  # of a run like a short one: its time depends on the data. Others' threads may last so
+)
+EXTRA = 62
+_MOST_SHAPES = 1000
+
+
+class ShortRuns:
+    """The shapes of inputs with which a run was seen to be short. For any number of threads.
+
+    Only these may run beside more others than there are slots: nobody knows of other shapes how
+    long they take, or how much memory. most: how many more; 0 where the slots are a promise.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._shapes: set[object] = set()
+
+    def extra(self, inputs: Any) -> int:
+        """Return how many slots beyond those of the semaphore a request may take."""
+        return self._most if self._shapes and _shapes_of(inputs) in self._shapes else 0
+
+    def note(self, inputs: Any, run_s: float) -> None:
+        """Note how long a run of these inputs took."""
+        if self._most:
+            self._note(_shapes_of(inputs), run_s)
+
+    def _note(self, shapes: object, run_s: float) -> None:
+        if run_s > LONG_S:
+            self._shapes.discard(shapes)
+        elif run_s < SHORT_S and shapes is not None and len(self._shapes) < _MOST_SHAPES:
+            self._shapes.add(shapes)
+
+    def runner(self, predict: Predict, semaphore: FairSemaphore, recorder: Recorder) -> Direct:
+        """Return what runs a request at once, with no more than a slot and a count around it.
+
+        It gives None where there is no slot, and in the main thread.
+        """
+        enter, leave, short, most = semaphore.enter, semaphore.leave, self._shapes, self._most
+        ran_at_once, ended, note = recorder.ran_at_once, recorder.ended, self._note
+        thread_of, now = get_ident, time.perf_counter
+
+        def direct(inputs: Any, outputs: list[Tensor] | None) -> list[Tensor] | None:
+            thread, shapes = thread_of(), _shapes_of(inputs) if most else None
+            extra = most if shapes in short else 0
+            if not enter(thread, extra):
+                return None
+            begin_s = now()
+            try:
+                results = predict(inputs, outputs)
+            except BaseException as error:
+                leave(thread)
+                ended(outcome_of(error), begin_s, begin_s, now())
+                raise
+            leave(thread)
+            run_s = now() - begin_s
+            ran_at_once(run_s)
+            if run_s > LONG_S or (most and not extra):
+                note(shapes, run_s)
+            return results
+
+        return direct
+
+
+def _shapes_of(inputs: Any) -> object:
+    """Return the shapes of a request's inputs, for a set; None where they are no plain arrays."""
+    if type(inputs) is dict:
+        names, values = tuple(inputs), list(inputs.values())
+    else:
+        names, values = None, inputs if type(inputs) in (list, tuple) else [inputs]
+    shapes: list[object] = [names]
+    for value in values:
+        array = value_of(value) if type(value) is Tensor else value
+        if type(array) is not np.ndarray:
+            return None
+        shapes.append(array.shape)
+    return tuple(shapes)
