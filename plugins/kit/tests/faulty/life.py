@@ -161,7 +161,8 @@ class OverlooksWeightsInMemory(Faulty):
 
 
 @caught_by(
-    "test_weights_in_memory_are_found_and_kept_where_they_are_used", says="Mismatched elements"
+    "test_weights_in_memory_are_found_and_kept_where_they_are_used",
+    says="Not equal to tolerance",  # freed memory may hold NaN, of which numpy says more
 )
 class KeepsTheAddressOfWeightsInMemory(Faulty):
     """Uses them where they are, and forgets to keep them there."""
