@@ -36,6 +36,9 @@ def folded(
     op_type = node.op_type
     if op_type == "MatMul" or op_type == "Gemm":
         shape, operations = _product(shapes[0], shapes[1]) if len(shapes) > 1 else ((), 0)
+    elif op_type == "Conv" and len(shapes) > 1 and len(shapes[1]) > 2:
+        shape = _convolved(node, shapes[0], shapes[1])
+        operations = 2 * prod(shape) * prod(shapes[1][1:])
     elif op_type in ("Conv", "ConvTranspose", "Einsum") and len(shapes) > 1:
         shape = _broadcast(shapes)
         operations = prod(map(prod, shapes[:2]))
@@ -49,7 +52,9 @@ def folded(
     elif op_type.startswith("Reduce") and len(shapes) == 1 and "axes" not in node.attributes:
         shape, operations = (), prod(shapes[0])
     elif op_type == "Concat":
-        shape = (sum(map(prod, shapes)),)
+        shape = _joined(node, shapes)
+    elif op_type == "Unsqueeze" and shapes:
+        shape = _unsqueezed(shapes[0], _attribute(node, "axes") or _ints(node, 1, values) or [])
     elif op_type == "Transpose":
         order = node.attributes.get("perm")
         shape = shapes[0][::-1]
@@ -74,6 +79,8 @@ def folded(
         bits = 8
     elif op_type == "ConstantOfShape":
         bits = fill_bits
+    elif op_type in _OF_FIRST and inputs:
+        bits = inputs[0][1]
     elements = prod(shape)
     nbytes = min(elements * bits // 8, limits.ELEMENTS)
     return Folded((shape, bits), min(operations + elements, limits.ELEMENTS), nbytes)
@@ -87,6 +94,11 @@ _SHAPED_AS_FIRST = frozenset(
     }
 )  # fmt: skip
 
+_OF_FIRST = frozenset(
+    # Their other inputs are shapes and places: the elements are of the first one's type.
+    ("Reshape", "Expand", "Tile", "Unsqueeze", "Squeeze", "Slice", "Gather", "Pad", "Resize")
+)
+
 _CLAIMS = frozenset(
     ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or")
 )
@@ -99,11 +111,54 @@ def _product(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[tuple[int, 
     return shape, 2 * prod(shape) * (left[-1] if left else 1)
 
 
+def _convolved(
+    node: NodeInfo, data: tuple[int, ...], weights: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the shape of a convolution of stride 1, a bound for others.
+
+    Of data whose rank is not known, one axis of as many elements.
+    """
+    if len(data) != len(weights):
+        return (prod(data) // max(weights[1], 1) * weights[0],)
+    pads, spatial = _attribute(node, "pads") or [], len(data) - 2
+    if node.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        return (data[0], weights[0], *data[2:])  # SAME: as large as the data
+    if len(pads) != 2 * spatial:
+        pads = [0] * (2 * spatial)
+    sizes = zip(data[2:], pads[:spatial], pads[spatial:], weights[2:], strict=True)
+    kept = (max(0, dim + low + high - kernel + 1) for dim, low, high, kernel in sizes)
+    return (data[0], weights[0], *kept)
+
+
+def _joined(node: NodeInfo, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the shape of a Concat; one axis of all elements where the shapes do not fit."""
+    axis = node.attributes.get("axis")
+    rank = len(shapes[0]) if shapes else 0
+    if isinstance(axis, int) and -rank <= axis < rank:
+        rest = {shape[: axis % rank] + shape[axis % rank + 1 :] for shape in shapes}
+        if len(rest) == 1 and all(len(shape) == rank for shape in shapes):
+            (others,) = rest
+            whole = sum(shape[axis] for shape in shapes)
+            return (*others[: axis % rank], whole, *others[axis % rank :])
+    return (sum(map(prod, shapes)),)
+
+
+def _unsqueezed(shape: tuple[int, ...], axes: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape with axes of size 1 in the places that are named."""
+    rank = len(shape) + len(axes)
+    if rank > limits.RANK or len({axis % rank for axis in axes} if rank else ()) != len(axes):
+        return shape
+    rest, places = iter(shape), {axis % rank for axis in axes}
+    return tuple(1 if place in places else next(rest) for place in range(rank))
+
+
 def _of_ints(node: NodeInfo, shapes: Sequence[tuple[int, ...]], values: Values) -> tuple[int, ...]:
     """Return the shape that an integer input asks for; one of few elements where it is unknown."""
     position = 0 if node.op_type == "ConstantOfShape" else 1
     asked = _ints(node, position, values)
     given = shapes[0] if position else ()
+    if asked is not None and node.op_type == "Reshape":
+        asked = _reshaped(given, asked)
     if asked is None or any(size < 0 for size in asked):
         return (prod(given),)
     if node.op_type == "Tile":
@@ -113,6 +168,18 @@ def _of_ints(node: NodeInfo, shapes: Sequence[tuple[int, ...]], values: Values) 
     if node.op_type == "Reshape" and prod(asked) != prod(given):
         return (prod(given),)
     return tuple(asked)
+
+
+def _reshaped(given: tuple[int, ...], asked: list[int]) -> list[int]:
+    """Return the sizes that a Reshape asks for, with what 0 and -1 stand for."""
+    sizes = [
+        given[place] if size == 0 and place < len(given) else size
+        for place, size in enumerate(asked)
+    ]
+    known = prod(size for size in sizes if size != -1)
+    if sizes.count(-1) == 1 and known > 0:
+        sizes[sizes.index(-1)] = prod(given) // known
+    return sizes
 
 
 def _grown(node: NodeInfo, shapes: Sequence[tuple[int, ...]], values: Values) -> tuple[int, ...]:
