@@ -44,6 +44,8 @@ _WORTHWHILE = 0.75
 _DELAY_SHARE = 0.25  # of a run of one sample
 _MOST_DELAY_S = 1e-3
 _BUDGET_S = 2.0
+# Other processes take a CPU for a few milliseconds at a time: within so long some run is alone.
+_LEAST_S = 0.01
 _FORCED = 8  # samples in a run, where the user insists and nothing was measured
 _OPEN_DIM = 32  # for open axes other than the batch, of which nobody knows the usual size
 # Beside it: with few rows in a sample, a batch may get another kernel than a sample alone.
@@ -245,19 +247,25 @@ def _measured(
         run(arrays)  # what a first run of new shapes costs
         if size == 1 and time.monotonic() > end_s:
             return {1: time.perf_counter() - begin}
-        best = float("inf")
-        for _ in range(5):
-            begin = time.perf_counter()
-            run(arrays)
-            best = min(best, time.perf_counter() - begin)
-            if time.monotonic() > end_s:
-                break
-        times_s[size] = best
-        if size > 2 and best / size > 0.95 * times_s[size // 2] / (size // 2):
+        times_s[size] = _least(run, arrays, end_s)
+        if size > 2 and times_s[size] / size > 0.95 * times_s[size // 2] / (size // 2):
             break
         if time.monotonic() > end_s and size > 1:
             break
     return times_s
+
+
+def _least(run: Run, arrays: Sequence[Array], end_s: float) -> float:
+    """Return the least time of a run, of at least five and of as many as take `_LEAST_S`."""
+    runs, least, first = 0, float("inf"), time.perf_counter()
+    begin = first
+    while begin < first + _LEAST_S or runs < 5:
+        run(arrays)
+        end = time.perf_counter()
+        runs, least, begin = runs + 1, min(least, end - begin), end
+        if time.monotonic() > end_s:
+            break
+    return least
 
 
 def _difference(

@@ -111,9 +111,7 @@ def _product(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[tuple[int, 
     return shape, 2 * prod(shape) * (left[-1] if left else 1)
 
 
-def _convolved(
-    node: NodeInfo, data: tuple[int, ...], weights: tuple[int, ...]
-) -> tuple[int, ...]:
+def _convolved(node: NodeInfo, data: tuple[int, ...], weights: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of a convolution of stride 1, a bound for others.
 
     Of data whose rank is not known, one axis of as many elements.
