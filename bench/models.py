@@ -206,6 +206,78 @@ def bert_like(
     )
 
 
+def resnet50(folder: Path) -> Path:
+    """ResNet-50 at 224x224 (He et al. 2016, table 1), normalisation folded into biases."""
+    g = Graph()
+
+    def conv(x: str, inside: int, out: int, kernel: int, stride: int = 1) -> str:
+        weights = [g.weight(out, inside, kernel, kernel), g.constant(np.zeros(out, "f"))]
+        return g.add("Conv", [x, *weights], strides=[stride] * 2, pads=[kernel // 2] * 4)
+
+    x = g.add("Relu", [conv("x", 3, 64, 7, 2)])
+    x = g.add("MaxPool", [x], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    width = 64
+    for inner, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            stride = 2 if block == 0 and inner > 64 else 1
+            y = g.add("Relu", [conv(x, width, inner, 1)])
+            y = conv(g.add("Relu", [conv(y, inner, inner, 3, stride)]), inner, 4 * inner, 1)
+            half = g.constant(np.float32(0.5))  # keeps the sums of random blocks from growing
+            short = conv(x, width, 4 * inner, 1, stride) if block == 0 else x
+            x = g.add("Relu", [g.add("Mul", [g.add("Add", [short, y]), half])])
+            width = 4 * inner
+    x = g.add("Flatten", [g.add("GlobalAveragePool", [x])])
+    x = g.add("Gemm", [x, g.weight(2048, 1000), g.constant(np.zeros(1000, "f"))])
+    return g.save(
+        folder / "resnet50.onnx", {"x": (TensorProto.FLOAT, [1, 3, 224, 224])}, {x: [1, 1000]}
+    )
+
+
+def decoder(
+    folder: Path, layers: int = 6, hidden: int = 768, heads: int = 12, past: int = 128
+) -> Path:
+    """One step of a decoder (pre-norm, GELU by Erf): a token beside `past` keys and values."""
+    g = Graph()
+    head = hidden // heads
+    split = g.constant(np.array([1, heads, 1, head], np.int64))
+    join = g.constant(np.array([1, 1, hidden], np.int64))
+    scale = g.constant(np.float32(head**-0.5))
+    half, one, root = (g.constant(np.float32(v)) for v in (0.5, 1.0, 2**-0.5))
+    gain, bias = g.constant(np.ones(hidden, "f")), g.constant(np.zeros(hidden, "f"))
+    caches: dict[str, tuple[int, list[int | str]]] = {}
+    kept: dict[str, list[int | str]] = {}
+
+    def dense(x: str, inside: int, out: int) -> str:
+        product = g.add("MatMul", [x, g.weight(inside, out)])
+        return g.add("Add", [product, g.constant(np.zeros(out, "f"))])
+
+    def longer(x: str, name: str) -> str:
+        caches[name] = (TensorProto.FLOAT, [1, heads, past, head])
+        whole = g.add("Concat", [name, g.add("Reshape", [x, split])], axis=2)
+        kept[whole] = [1, heads, past + 1, head]
+        return whole
+
+    x = "x"
+    for layer in range(layers):
+        normed = g.add("LayerNormalization", [x, gain, bias], axis=-1)
+        q, k, v = (dense(normed, hidden, hidden) for _ in range(3))
+        keys, values = longer(k, f"k{layer}"), longer(v, f"v{layer}")
+        turned = g.add("Transpose", [keys], perm=[0, 1, 3, 2])
+        scores = g.add("Mul", [g.add("MatMul", [g.add("Reshape", [q, split]), turned]), scale])
+        mixed = g.add("MatMul", [g.add("Softmax", [scores], axis=-1), values])
+        x = g.add("Add", [x, dense(g.add("Reshape", [mixed, join]), hidden, hidden)])
+        inner = dense(g.add("LayerNormalization", [x, gain, bias], axis=-1), hidden, 4 * hidden)
+        gate = g.add("Add", [g.add("Erf", [g.add("Mul", [inner, root])]), one])
+        inner = g.add("Mul", [g.add("Mul", [inner, gate]), half])
+        x = g.add("Add", [x, dense(inner, 4 * hidden, hidden)])
+    x = g.add("LayerNormalization", [x, gain, bias], axis=-1)
+    return g.save(
+        folder / "decoder.onnx",
+        {"x": (TensorProto.FLOAT, [1, 1, hidden]), **caches},
+        {x: [1, 1, hidden], **kept},
+    )
+
+
 MODELS: dict[str, Callable[[Path], Path]] = {
     "tiny": tiny,
     "many": many,

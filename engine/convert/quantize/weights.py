@@ -1,7 +1,8 @@
 """Weight-only quantization: 8 or 4-bit weights with a DequantizeLinear node before their readers.
 
-Plain ONNX, so every backend runs it; each node computes in float32 as before. The integers keep
-the zero of the weights (no zero point) and leave out the lowest value: symmetric.
+Plain ONNX, so every backend runs it. The integers keep the zero of the weights (no zero point) and
+leave out the lowest value: symmetric. A backend may also round what such a weight is multiplied by:
+cpu does so in matrix products (plugins/cpu/README.md).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def quantize_weights(model: ModelProto, settings: Settings, job: Job) -> list[st
     kept |= {name for body in inside for node in body.node for name in node.input}
     names = Names(model)
     nodes: list[NodeProto] = []
-    wider = 0
+    wider = convolutions = 0
     kept_float: dict[str, list[str]] = defaultdict(list)
     tensors = list(graph.initializer)
     for done, tensor in enumerate(tensors):
@@ -79,6 +80,7 @@ def quantize_weights(model: ModelProto, settings: Settings, job: Job) -> list[st
             and array.ndim == 2
             and all(node.op_type in _IN_BLOCKS for node, _ in readers[tensor.name])
         )
+        convolutions += any(node.op_type.startswith("Conv") for node, _ in readers[tensor.name])
         wider += common.bit_num == 4 and not in_blocks
         if in_blocks:
             parts, attributes = _in_blocks(array, 1 - axis)
@@ -103,6 +105,11 @@ def quantize_weights(model: ModelProto, settings: Settings, job: Job) -> list[st
     ]
     if wider:
         notes.append(f"bit_num=4: {wider} weights that are no matrices have 8 bits")
+    if convolutions:
+        notes.append(
+            f"weights of {convolutions} convolutions are made float32 again in each predict, which "
+            "saves memory and costs time: FULL_QUANT makes convolutions faster"
+        )
     return notes
 
 

@@ -13,6 +13,7 @@ from engine_openvino.nodes import DTYPES
 VERSION = "0.1.0"
 DEVICE = types.Device("cpu", 0)
 CAPABILITIES = "async_predict cancel_predict compile_cache deadlines dynamic_shapes mixed_placement"
+_SHORTER = {"float16": ("f16", "FP16"), "bfloat16": ("bf16", "BF16")}
 _PRECISION = "type in which float32 is computed; f32 by default"
 _STREAMS = "predicts at once, which share the threads"
 OPTIONS = {
@@ -57,8 +58,8 @@ def engine_diagnose() -> list[types.Check]:
 def settings(options: types.CompileOptions) -> dict[str, Any]:
     """Return OpenVINO's properties for one compile."""
     chosen = parsed(options.options, OPTIONS)
-    has_half = "FP16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    default = "f16" if has_half and options.precision == "preferred_fp16" else "f32"
+    name, needed = _SHORTER.get(options.arithmetic or "", ("f32", "FP32"))
+    default = name if needed in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
     return {
         "INFERENCE_PRECISION_HINT": chosen["precision"] or default,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # else activations meet int8 weights in 8 bits
