@@ -68,7 +68,7 @@ class BuildOptions:
         self._progress = progress
         self.threads = _threads(context.cpu)
         self.rank, self.world_size = place or (context.ascend.rank_id, context.gpu.group_size)
-        self._is_isolated = _is_true(config, "common_context", "isolate")
+        self.is_isolated = _is_true(config, "common_context", "isolate")
         self._share_workspace = share_workspace
 
     def check_cancelled(self) -> None:
@@ -99,7 +99,7 @@ class BuildOptions:
     def opened(self, name: str) -> Backend:
         """Open a backend, with its models in processes of their own if the user asks for that."""
         backend = open_backend(name)
-        if not self._is_isolated:
+        if not self.is_isolated:
             return backend
         found: Backend = wing("isolated")(backend)
         return found
@@ -176,7 +176,7 @@ class BuildOptions:
         lacks = ""
         if "workspace" not in backend.info.options:
             lacks = f"backend {backend.name!r} gives each model its own"
-        elif self._is_isolated:
+        elif self.is_isolated:
             lacks = "with [common_context] isolate each model is in a process of its own"
         if lacks:
             warn_once(f"the models of a group do not share workspace: {lacks}")

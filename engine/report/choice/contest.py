@@ -31,6 +31,9 @@ SIZE = 64
 """Size of the open axes of generated inputs, but the first of each input, which is 1."""
 
 _SEEDS = (0, 1)
+_LONG_S = 0.1
+"""Seconds of a call from which on one sample has to do."""
+
 _SHAPES = 6
 _DUEL_S = 0.4
 _SLOW = 3.0
@@ -58,7 +61,11 @@ class _Best(NamedTuple):
 
 
 class Contest:
-    """One contest on one model. clock: for the budget, in seconds."""
+    """One contest on one model.
+
+    budget_s: from when the backends are known. A setup is not begun without time for it, but
+    ends even so: a backend may not be able to stop while it compiles. clock: in seconds.
+    """
 
     def __init__(
         self,
@@ -72,7 +79,9 @@ class Contest:
         self._default = default
         self._build = build
         self._clock = clock
-        self._end = clock() + budget_s
+        self._budget_s = budget_s
+        self._end = 0.0
+        self._others: tuple[tuple[str, str], ...] = ()
         self._trials: list[Trial] = []
         self._best: _Best | None = None
 
@@ -81,6 +90,8 @@ class Contest:
 
         Raises Cancelled, and what a signal handler or the progress callback raises.
         """
+        self._others = tuple(others(self._default.targets[0]))
+        self._end = self._clock() + self._budget_s
         base: _Running | None = None
         try:
             try:
@@ -109,7 +120,7 @@ class Contest:
     def _setups(self) -> Iterator[tuple[Setup, str]]:
         """Yield what to try, each with why it cannot be had: the backends, then their settings."""
         default = self._default
-        for name, why_not in others(default.targets[0]):
+        for name, why_not in self._others:
             yield Setup((name, *default.targets)), why_not
         for setup in settings(default, self._options):
             yield setup, ""
@@ -123,7 +134,7 @@ class Contest:
         trial = Trial(setup=setup, why_not=why_not)
         if why_not:
             return trial
-        if self._left_s() < 4 * duel.LEAST_ROUNDS * base.call_s:
+        if self._left_s() < 4 * duel.least_rounds(base.call_s) * base.call_s:
             return replace(trial, why_not="no time was left to try it")
         running: _Running | None = None
         try:
@@ -132,8 +143,10 @@ class Contest:
             trial = replace(trial, nodes=nodes)
             if nodes and setup.targets[0] not in nodes:
                 return replace(trial, why_not=f"{setup.targets[0]} can run none of its nodes")
-            if why_not := running.differs_from(base, self._end, self._clock):
+            end = max(self._end, self._clock() + 1 + 10 * base.call_s)
+            if why_not := running.differs_from(base, end, self._clock):
                 return replace(trial, why_not=why_not)
+            self._options.check_cancelled()
             if running.call_s > _SLOW * base.call_s:
                 return replace(trial, default_s=base.call_s, seconds=running.call_s,
                                ratio=running.call_s / base.call_s, rounds=1)  # fmt: skip
@@ -184,10 +197,11 @@ class Contest:
             partial(running.run, values),
             min(_DUEL_S, max(0.0, self._left_s() / 2)),
             self._options.check_cancelled,
+            on_one_cpu=base.on_one_cpu and running.on_one_cpu,
         )
 
     def _without_default(self, error: Exception) -> Outcome:
-        names = [name for name, why_not in others(self._default.targets[0]) if not why_not]
+        names = [name for name, why_not in self._others if not why_not]
         chosen = Setup((*self._default.targets, *names))
         return Outcome(chosen, f"{self._default} was not measured: {one_line(error)}")
 
@@ -195,7 +209,10 @@ class Contest:
         return self._end - self._clock()
 
     def _opened(self, setup: Setup) -> _Running:
-        return _Running(self._build(_Strict(applied(setup, self._options))))
+        options = applied(setup, self._options)
+        plan = self._build(_Strict(options))
+        on_cpu = all(device.type == "cpu" for device in plan.run_on)
+        return _Running(plan, on_cpu and options.threads.intra_op == 1 and not options.is_isolated)
 
     def _pass_on(self, error: Exception) -> None:
         """Raise what is nobody's fault: an interrupt, the callback's exception, Cancelled."""
@@ -215,11 +232,13 @@ class _Strict(Targets):
 class _Running:
     """A compiled setup with one context.
 
-    samples: inputs, and the outputs by name that it gave for them. call_s: the time of one call.
+    on_one_cpu: a call keeps one CPU of this process busy. samples: inputs, and the outputs by name
+    that it gave for them. call_s: the time of one call.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, on_one_cpu: bool) -> None:
         self._plan = plan
+        self.on_one_cpu = on_one_cpu
         self.names = [spec.name for spec in plan.executable.inputs]
         self.samples: list[tuple[list[Any], dict[str, Array]]] = []
         self.call_s = 0.0
@@ -240,7 +259,9 @@ class _Running:
         for seed in _SEEDS:
             values, results = run_filled(specs, Fill.RANDOM, run, seed, most=_SHAPES, first=first)
             self.samples.append((values, self._by_name(results)))
-        self._time(self.samples[0][0], clock)
+            self._time(values, clock)
+            if self.call_s > _LONG_S:
+                break
 
     def differs_from(self, base: _Running, end: float, clock: Callable[[], float]) -> str:
         """Return how the outputs differ from those that the default gave; "" if they agree."""

@@ -2,34 +2,52 @@
 
 A round times both, one after the other, in an order that changes: neighbours in time meet the same
 load. Two figures must agree that one is faster: the median of the rounds' ratios, and the ratio of
-the fastest timings, which are those that found the machine quiet.
+the fastest timings, which are those that found the machine quiet. Where both functions keep one CPU
+busy, these are of the process's CPU time, which the load of others does not change.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
-LEAST_ROUNDS = 7
+_SLOW_S = 0.03
+"""Seconds of a call from which on it is timed alone for long enough to tell more by itself."""
+
 TIMING_S = 0.002
 """Seconds that one timing takes at least: so many calls are timed together."""
 _MANY = 10_000
-_LOST = 1.1
-"""A ratio from which on further rounds would change nothing."""
+_WAITS = 1.25
+"""A ratio of true time from which on CPU time is no measure: something waits for other than a CPU.
+"""
+
+_LOST = 1.15
+"""Further rounds would change nothing where both figures are above this."""
+
+
+def least_rounds(call_s: float) -> int:
+    """Return how many rounds are timed at least, of calls that take so long."""
+    return 3 if call_s > _SLOW_S else 7
 
 
 class Duel(NamedTuple):
     """The figures of two functions. default_s, candidate_s: median seconds of a call.
 
-    ratio: of the candidate's time to the default's, the larger of the two figures.
+    middle, fastest: of the candidate's time to the default's, the two figures.
     """
 
     default_s: float
     candidate_s: float
-    ratio: float
+    middle: float
+    fastest: float
     rounds: int
+
+    @property
+    def ratio(self) -> float:
+        """The larger of the two figures."""
+        return max(self.middle, self.fastest)
 
 
 def duel(
@@ -37,38 +55,39 @@ def duel(
     candidate: Callable[[], Any],
     seconds: float,
     check: Callable[[], None],
-    clock: Callable[[], float] = perf_counter,
+    on_one_cpu: bool = False,
 ) -> Duel:
-    """Call both in turn for some seconds, and LEAST_ROUNDS rounds at least.
+    """Call both in turn for some seconds, and `least_rounds` at least.
 
-    check: called between timings; may raise.
+    check: called between timings; may raise. on_one_cpu: a call of either keeps one CPU busy.
     """
+    clock = perf_counter
     end = clock() + seconds
     functions = (default, candidate)
     times: tuple[list[float], list[float]] = ([], [])
+    of_cpu: tuple[list[float], list[float]] = ([], [])
     for function in functions:  # what a first call prepares is none of a later one's time
         function()
         check()
-    calls = _calls(default, clock)
+    begin = clock()
+    default()
+    call_s = max(clock() - begin, 1e-9)
+    calls, least = min(_MANY, max(1, round(TIMING_S / call_s))), least_rounds(call_s)
     while True:
         first = len(times[0]) % 2
         for place in (first, 1 - first):
-            begin = clock()
+            begin, begin_of_cpu = clock(), process_time()
             for _ in range(calls):
                 functions[place]()
+            of_cpu[place].append((process_time() - begin_of_cpu) / calls)
             times[place].append((clock() - begin) / calls)
             check()
-        if len(times[0]) >= LEAST_ROUNDS:
+        if len(times[0]) >= least:
             found = _figures(*times)
-            if clock() >= end or found.ratio > _LOST:
+            if on_one_cpu and found.fastest < _WAITS:
+                found = _figures(*of_cpu)
+            if clock() >= end or min(found.middle, found.fastest) > _LOST:
                 return found
-
-
-def _calls(function: Callable[[], Any], clock: Callable[[], float]) -> int:
-    """Return how many calls make up a timing."""
-    begin = clock()
-    function()
-    return min(_MANY, max(1, round(TIMING_S / max(clock() - begin, 1e-9))))
 
 
 def _figures(default: list[float], candidate: list[float]) -> Duel:
@@ -78,6 +97,7 @@ def _figures(default: list[float], candidate: list[float]) -> Duel:
     return Duel(
         statistics.median(default),
         statistics.median(candidate),
-        max(statistics.median(ratios), fastest),
+        statistics.median(ratios),
+        fastest,
         len(ratios),
     )
