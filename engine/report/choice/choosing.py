@@ -66,15 +66,6 @@ def chosen_targets(
     return _targets(options, targets.choice, evidence.chosen, evidence.reason)
 
 
-def kept_evidence(source: ModelSource, targets: Targets) -> Evidence | None:
-    """Return the evidence by which the next build of a model with AUTO chooses; None for none."""
-    options = targets.options
-    if _why_unmeasured(source, options):
-        return None
-    default = Setup(tuple(targets.choice[0]))
-    return Keeping(source, options.config, key_of(source, options, default, ())).find()
-
-
 def _targets(options: BuildOptions, asked: Choice, setup: Setup, reason: str) -> Targets:
     _, why, _ = asked
     return Targets(applied(setup, options), (setup.targets, f"{why}: {reason}", False))

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from engine.backends.entry_points import EntryPoint
 
 FILE = "evidence.json"
+CHOICE = "(choice)"
+"""Stands for a backend's name in the key of an entry that is evidence."""
 
 _known: dict[str, Evidence] = {}
 """Evidence by the sketch of its model and key, of this process."""
@@ -46,7 +48,7 @@ def key_of(
     config = {name: dict(keys) for name, keys in options.config.items() if _counts(name)}
     common = options.config.get("common_context", {})
     key = {
-        "backend": "(choice)",
+        "backend": CHOICE,
         "core": __version__,
         "machine": f"{_processor()}, {usable_cpus()} CPUs, {platform.system()}",
         "default": str(default),
@@ -128,10 +130,31 @@ class Keeping:
             self._cache.keep(self._source, self._key, lambda folder: _write(folder / FILE, text))
 
     def _read(self, folder: Path) -> Evidence:
-        evidence = read((folder / FILE).read_bytes())
+        evidence = _read(folder)
         if evidence.key != self._key:
             raise ValueError("it is of another key")
         return evidence
+
+
+def all_of(source: ModelSource, cache: CompileCache) -> list[Evidence]:
+    """Return what the cache has of a model, the latest used first, whatever its key.
+
+    Raises CacheUnusable.
+    """
+    cache.keeps_small = True
+    identified = cache.identified(source)
+    if not isinstance(identified, OpenedSource) or not identified.digest:
+        return []
+    found = [
+        cache.find(identified, entry.identity.key, _read)
+        for entry in cache.store().entries()
+        if entry.identity.model == identified.digest and entry.identity.key["backend"] == CHOICE
+    ]
+    return [evidence for evidence in found if evidence is not None]
+
+
+def _read(folder: Path) -> Evidence:
+    return read((folder / FILE).read_bytes())
 
 
 def _write(path: Path, text: str) -> None:
