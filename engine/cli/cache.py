@@ -196,7 +196,7 @@ def choices(model: Path, folder: Path | None, json: bool) -> None:
         with _usable():
             found = all_of(decryption.file(), CompileCache(folder))
     if json:
-        as_json([evidence.to_json() for evidence in found])
+        as_json({"model": str(model), "choices": [evidence.to_json() for evidence in found]})
         return
     if not found:
         line(f"{plain(str(model))}: nothing is kept; a build with target auto tries the backends")
