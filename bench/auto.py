@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--builds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each timing")
     given = parser.parse_args()
-    ratios: dict[str, list[float]] = {"auto": [], "cpu": [], "A/A": []}
+    ratios: dict[str, list[float]] = {"auto": [], "cpu": [], "A/A": [], "auto/cpu": []}
     for entry in entries(given.corpus):
         if given.names and entry.name not in given.names:
             continue
@@ -81,6 +81,7 @@ def main() -> None:
         error = difference(run(model, arrays), first.run(None, feeds))
         for name, figure in figures.items():
             ratios[name].append(figure.ratio)
+        ratios["auto/cpu"].append(figures["auto"].ratio / figures["cpu"].ratio)
         print(
             f"{entry.name:28} "
             + "  ".join(f"{name} {figure}" for name, figure in figures.items())
@@ -90,7 +91,8 @@ def main() -> None:
         model.close()
         cpu.close()
     for name, values in ratios.items():
-        print(f"{name}: geometric mean of {len(values)}: {statistics.geometric_mean(values):.3f}")
+        mean = statistics.geometric_mean(values)
+        print(f"{name}: geometric mean of {len(values)}: {mean:.3f}, largest {max(values):.3f}")
 
 
 if __name__ == "__main__":

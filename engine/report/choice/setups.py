@@ -16,8 +16,8 @@ from engine.report.choice.evidence import Setup
 from engine.types import Option
 from engine.wings import wing
 
-OPTIONS = {"rewrites": "exact", "spin_us": "0"}
-"""Options that are tried where a backend declares them; none of these changes a result."""
+OPTIONS = (("rewrites", "on"), ("rewrites", "exact"), ("spin_us", "0"))
+"""Options and their values that are tried where a backend declares them, one at a time."""
 
 _OF_THREADS = ("spin_us",)
 
@@ -59,11 +59,12 @@ def settings(base: Setup, options: BuildOptions) -> Iterator[Setup]:
     backend: Backend = open_backend(target.backend)
     has_threads = options.threads.intra_op > 1
     given = {key for name in sections_read(target) for key in options.config.get(name, {})}
-    for key, value in OPTIONS.items():
+    for key, value in OPTIONS:
         declared = backend.info.options.get(key)
         if (
             isinstance(declared, Option)
             and declared.default != value
+            and (not declared.choices or value in declared.choices)
             and key not in given
             and (has_threads or key not in _OF_THREADS)
         ):
