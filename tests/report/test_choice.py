@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -261,6 +262,25 @@ def test_without_the_cache_a_process_measures_once(
         assert where(engine.load(path, target="auto", threads=1, config=CONFIG)) == "other"
     assert len(speeds.compared) == 2
     assert not (tmp_path / "cache").exists()
+
+
+def test_builds_at_the_same_time_measure_once(speeds: Speeds, path: Path) -> None:
+    speeds.of["other"] = [0.5]
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(lambda _: where(build(path)), range(4))] == ["other"] * 4
+    assert len(speeds.compared) == 2
+
+
+def test_a_build_that_waits_for_another_to_measure_can_be_cancelled(
+    speeds: Speeds, path: Path, tmp_path: Path
+) -> None:
+    token = CancelToken()
+    with Store(tmp_path / "cache").locked("choice"), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(build, path, cancel=token)
+        token.cancel()
+        with pytest.raises(Cancelled):
+            waiting.result()
+    assert speeds.compared == []
 
 
 @pytest.mark.parametrize("what", ["core", "machine", "backend", "settings", "new backend"])

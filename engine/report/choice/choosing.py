@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,17 +23,6 @@ if TYPE_CHECKING:
 
 BUDGET_S = 5.0
 KEY = "auto_budget_s"
-
-_turn = threading.Lock()
-"""Two contests at once would measure each other."""
-
-
-def _renew_turn() -> None:
-    global _turn
-    _turn = threading.Lock()  # a thread that the child does not have may hold it
-
-
-os.register_at_fork(after_in_child=_renew_turn)
 
 
 def chosen_targets(
@@ -57,7 +43,7 @@ def chosen_targets(
     if evidence is None and not budget_s:
         return _targets(options, targets.choice, default, f"[common_context] {KEY} is 0")
     if evidence is None:
-        with _in_turn(options):
+        with keeping.turn(options.check_cancelled):
             evidence = keeping.find()  # of who had the turn before
             if evidence is None:
                 evidence = _measured(source, options, default, variable_weights, budget_s)
@@ -120,15 +106,3 @@ def _budget_of(config: Mapping[str, Mapping[str, str]]) -> float:
             f"but got {text!r}"
         )
     return seconds
-
-
-@contextmanager
-def _in_turn(options: BuildOptions) -> Iterator[None]:
-    """Wait for other contests of this process to end, and keep others out until this one has."""
-    turn = _turn
-    while not turn.acquire(timeout=0.05):
-        options.check_cancelled()
-    try:
-        yield
-    finally:
-        turn.release()

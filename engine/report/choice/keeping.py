@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from engine.backends.discovery import installed_points
 from engine.formats.opened import OpenedSource
 from engine.host.cpus import usable_cpus
-from engine.host.interrupts import pass_interrupt
+from engine.host.interrupts import pass_interrupt, raise_interrupt
 from engine.host.version import __version__
 from engine.plan import BuildOptions
 from engine.report.choice.evidence import Evidence, Setup, read
@@ -25,6 +26,7 @@ from engine.report.choice.setups import usable
 from engine.types import ModelSource
 from engine.weights.compile_cache import CompileCache, Mode
 from engine.weights.identity import sketch
+from engine.weights.location import CacheUnusable
 
 if TYPE_CHECKING:
     from engine.backends.entry_points import EntryPoint
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 FILE = "evidence.json"
 CHOICE = "(choice)"
 """Stands for a backend's name in the key of an entry that is evidence."""
+
+_TURN = "choice"
+"""Name of the lock of who measures."""
 
 _known: dict[str, Evidence] = {}
 """Evidence by the sketch of its model and key, of this process."""
@@ -121,6 +126,20 @@ class Keeping:
         """Return the evidence, of the cache if it is there; None for none."""
         found = self._cache.find(self._source, self._key, self._read) if self._is_on_disk else None
         return found or _known.get(self._sketch)
+
+    @contextmanager
+    def turn(self, check: Callable[[], None]) -> Iterator[None]:
+        """Keep others that use the cache from measuring meanwhile: they would be measured too.
+
+        check: called while another has its turn; may raise.
+        """
+        with ExitStack() as held:
+            if self._is_on_disk:
+                try:
+                    held.enter_context(self._cache.store().locked(_TURN, check=check))
+                except CacheUnusable as error:
+                    raise_interrupt(error)
+            yield
 
     def keep(self, evidence: Evidence) -> None:
         """Keep evidence for later builds, in this process and, where it may be, in the cache."""
