@@ -204,7 +204,19 @@ def test_a_default_that_cannot_build_the_model_is_followed_by_the_others(
 ) -> None:
     model = build(path, config={**CONFIG, "base_context": {"unsupported_ops": "Add,Mul"}})
     assert where(model) == "other"
-    assert "base was not measured" in model.placement[0].reason
+    assert "base cannot be built" in model.placement[0].reason
+
+
+def test_a_model_that_does_not_run_on_generated_inputs_stays_on_the_default(
+    speeds: Speeds, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise engine.InputError("x is none of the words")
+
+    monkeypatch.setattr(contest, "run_filled", fail)
+    assert where(build(path)) == "base"
+    assert "x is none of the words" in trials_of(tmp_path)["base"].why_not
+    assert speeds.compared == []
 
 
 def test_settings_that_a_backend_declares_are_tried_unless_the_user_has_set_them(

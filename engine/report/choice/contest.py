@@ -45,7 +45,7 @@ Build = Callable[[Targets], Plan]
 
 
 class Outcome(NamedTuple):
-    """The result of a contest: see `Evidence`. Without trials where the default itself failed."""
+    """The result of a contest: see `Evidence`. Without trials where the default cannot be built."""
 
     chosen: Setup
     reason: str
@@ -97,10 +97,16 @@ class Contest:
         try:
             try:
                 base = self._opened(self._default)
-                base.learn(self._clock)
             except Exception as error:
                 self._pass_on(error)
                 return self._without_default(error)
+            try:
+                base.learn(self._clock)
+            except Exception as error:
+                self._pass_on(error)
+                why_not = f"it does not run on generated inputs: {one_line(error)}"
+                trial = Trial(setup=self._default, nodes=base.nodes(), why_not=why_not)
+                return Outcome(self._default, f"nothing was compared: {why_not}", (trial,))
             own_s = base.call_s
             self._trials.append(
                 Trial(setup=self._default, default_s=own_s, seconds=own_s, nodes=base.nodes())
@@ -204,7 +210,7 @@ class Contest:
     def _without_default(self, error: Exception) -> Outcome:
         names = [name for name, why_not in self._others if not why_not]
         chosen = Setup((*self._default.targets, *names))
-        return Outcome(chosen, f"{self._default} was not measured: {one_line(error)}")
+        return Outcome(chosen, f"{self._default} cannot be built: {one_line(error)}")
 
     def _left_s(self) -> float:
         return self._end - self._clock()
