@@ -219,28 +219,48 @@ def test_a_model_that_does_not_run_on_generated_inputs_stays_on_the_default(
     assert speeds.compared == []
 
 
-def test_settings_that_a_backend_declares_are_tried_unless_the_user_has_set_them(
-    speeds: Speeds, install: Install, path: Path, tmp_path: Path
-) -> None:
-    options = "options={'rewrites': Option(text='', choices=('off', 'exact'), default='off')}"
-    install("tunable", extra=f"""
+TUNABLE = """
 _engine_backend = engine_backend
 from engine.types import Option
 @hookimpl
 def engine_backend():
-    return replace(_engine_backend(), {options})
+    choices = Option(text="", choices=("off", "exact"), default="off")
+    return replace(_engine_backend(), options={"rewrites": choices})
 @hookimpl
 def engine_load(source, options):
     from engine.reference.evaluator import load
-    return load(source, host('tunable', DEVICE, {{}}))
-""")  # fmt: skip
+    return load(source, host("tunable", DEVICE, {}))
+"""
+REWRITING = """
+@hookimpl
+def engine_compile(loaded, options):
+    executable = loaded.compile(options)
+    really, said = executable.placement, options.options.get("rewrites", "off")
+    executable.placement = lambda: [replace(each, reason=said) for each in really()]
+    return executable
+"""
+
+
+def test_settings_that_a_backend_declares_are_tried_unless_the_user_has_set_them(
+    speeds: Speeds, install: Install, path: Path, tmp_path: Path
+) -> None:
+    install("tunable", extra=TUNABLE + REWRITING)
     speeds.of["tunable"] = [0.9, 0.5, 0.5]
     model = build(path)
     assert "tunable,base rewrites=exact takes 0.50 of" in model.placement[0].reason
-    for entry in Store(tmp_path / "cache").entries():
-        Store(tmp_path / "cache").remove(entry.folder.name)
+    Store(tmp_path / "cache").remove(Store(tmp_path / "cache").entries()[0].folder.name)
     build(path, config={**CONFIG, "tunable_context": {"rewrites": "off"}})
     assert set(trials_of(tmp_path)) == {"base", "other,base", "tunable,base"}
+
+
+def test_a_setting_that_leaves_the_graph_as_it_is_is_not_compared(
+    speeds: Speeds, install: Install, path: Path, tmp_path: Path
+) -> None:
+    install("tunable", extra=TUNABLE)
+    speeds.of["tunable"] = [0.9, 0.9, 0.1]
+    assert "tunable,base takes 0.90 of" in build(path).placement[0].reason
+    trial = trials_of(tmp_path)["tunable,base rewrites=exact"]
+    assert trial.why_not == "it changes nothing of this model"
 
 
 def test_one_thread_is_tried_unless_the_user_says_how_many(

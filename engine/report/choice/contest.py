@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import filterfalse
 from time import monotonic
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,12 +18,12 @@ from engine.plan.open_sizes import shapes_of_size
 from engine.plan.targets import OpenTarget
 from engine.report.choice import duel
 from engine.report.choice.evidence import Setup, Trial
-from engine.report.choice.setups import applied, others, settings
+from engine.report.choice.setups import applied, others, settings, shows_in_placement
 from engine.report.differences import compare_outputs
 from engine.report.filled import Fill, run_filled, shapes_of
 from engine.report.parts import arrays_of
 from engine.tensor.description import Array
-from engine.types import Capability, Values
+from engine.types import Capability, Placement, Values
 
 MARGIN = 0.97
 """A setup is chosen only if it takes less than this part of the default's time, twice."""
@@ -85,6 +86,7 @@ class Contest:
         self._others: tuple[tuple[str, str], ...] = ()
         self._trials: list[Trial] = []
         self._best: _Best | None = None
+        self._placements: list[list[Placement]] = []
 
     def hold(self) -> Outcome:
         """Try all setups for which there is time, and return the fastest, or the default.
@@ -107,6 +109,7 @@ class Contest:
                 why_not = f"it does not run on generated inputs: {one_line(error)}"
                 trial = Trial(setup=self._default, nodes=base.nodes(), why_not=why_not)
                 return Outcome(self._default, f"nothing was compared: {why_not}", (trial,))
+            self._placements.append(base.placement)
             own_s = base.call_s
             self._trials.append(
                 Trial(setup=self._default, default_s=own_s, seconds=own_s, nodes=base.nodes())
@@ -125,11 +128,17 @@ class Contest:
                 base.close()
 
     def _setups(self) -> Iterator[tuple[Setup, str]]:
-        """Yield what to try, each with why it cannot be had: the backends, then their settings."""
+        """Yield what to try, each with why it cannot be had.
+
+        First other graphs on the default, which compile fast; then the other backends.
+        """
         default = self._default
+        own = list(settings(default, self._options))
+        for setup in filter(shows_in_placement, own):
+            yield setup, ""
         for name, why_not in self._others:
             yield Setup((name, *default.targets)), why_not
-        for setup in settings(default, self._options):
+        for setup in filterfalse(shows_in_placement, own):
             yield setup, ""
         best = None if self._best is None else self._trials[self._best.place].setup
         if best is not None and best.targets != default.targets:
@@ -148,6 +157,9 @@ class Contest:
             running = self._opened(setup)
             nodes = running.nodes()
             trial = replace(trial, nodes=nodes)
+            if running.placement in self._placements and shows_in_placement(setup):
+                return replace(trial, why_not="it changes nothing of this model")
+            self._placements.append(running.placement)
             if nodes and setup.targets[0] not in nodes:
                 return replace(trial, why_not=f"{setup.targets[0]} can run none of its nodes")
             end = max(self._end, self._clock() + 1 + 10 * base.call_s)
@@ -240,7 +252,7 @@ class _Running:
     """A compiled setup with one context.
 
     on_one_cpu: a call keeps one CPU of this process busy. samples: inputs, and the outputs by name
-    that it gave for them. call_s: the time of one call.
+    that it gave for them. call_s: the time of one call. placement: of the model's nodes.
     """
 
     def __init__(self, plan: Plan, on_one_cpu: bool) -> None:
@@ -250,6 +262,7 @@ class _Running:
         self.samples: list[tuple[list[Any], dict[str, Array]]] = []
         self.call_s = 0.0
         try:
+            self.placement = plan.placement()
             self._context = plan.executable.open_context()
         except BaseException:
             plan.pool.close()
@@ -284,7 +297,7 @@ class _Running:
 
     def nodes(self) -> Mapping[str, int]:
         """Return the number of nodes that each backend runs."""
-        return dict(Counter(placed.backend for placed in self._plan.placement()))
+        return dict(Counter(placed.backend for placed in self.placement))
 
     def close(self) -> None:
         close(self._context)

@@ -74,6 +74,12 @@ def settings(base: Setup, options: BuildOptions) -> Iterator[Setup]:
         yield Setup(base.targets, 1, base.sections)
 
 
+def shows_in_placement(setup: Setup) -> bool:
+    """Return whether a setup beside its backend's own changes the graph, which placement tells."""
+    keys = {key for keys in setup.sections.values() for key in keys}
+    return bool(keys) and not setup.threads and keys.isdisjoint(_OF_THREADS)
+
+
 def _merged(base: Setup, section: str, keys: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
     return {**base.sections, section: {**base.sections.get(section, {}), **keys}}
 
