@@ -24,7 +24,7 @@ _WAITS = 1.25
 """
 
 _LOST = 1.15
-"""Further rounds would change nothing where both figures are above this."""
+"""Further rounds would change nothing where all figures are above this."""
 
 
 def least_rounds(call_s: float) -> int:
@@ -84,10 +84,10 @@ def duel(
             check()
         if len(times[0]) >= least:
             found = _figures(*times)
-            if on_one_cpu and found.fastest < _WAITS:
-                found = _figures(*of_cpu)
-            if clock() >= end or min(found.middle, found.fastest) > _LOST:
-                return found
+            by_cpu = _figures(*of_cpu) if on_one_cpu else found
+            least_ratio = min(found.middle, found.fastest, by_cpu.middle, by_cpu.fastest)
+            if clock() >= end or least_ratio > _LOST:
+                return by_cpu if found.fastest < _WAITS else found
 
 
 def _figures(default: list[float], candidate: list[float]) -> Duel:
