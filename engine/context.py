@@ -239,13 +239,20 @@ class Context(Settings):
 
         "type:provider" chooses among several backends that serve one type. The first target is
         used; a later one only because it is listed here and an earlier one cannot be had, and
-        `Model.placement` says so. [] and None stand for ["cpu"]. Reading gives a copy, as set.
+        `Model.placement` says so. ["auto"] stands for the backend that is measured to be the
+        fastest for the model, and cpu where none is faster. [] and None stand for ["cpu"].
+        Reading gives a copy, as set.
         """
         if len(value) == 0 if isinstance(value, Sized) else not value:
             return ["cpu"]
         target = require_list("target", value, str)
         for element in target:
-            if element.lower() not in ("cpu", "gpu", "ascend"):
+            if element.lower() == "auto" and len(target) > 1:
+                raise ValueError(
+                    f"target 'auto' stands alone, but got {target}; it tries all installed "
+                    "backends, and cpu runs what the chosen one cannot"
+                )
+            if element.lower() not in ("cpu", "gpu", "ascend", "auto"):
                 _require_backend(element)
         return target
 

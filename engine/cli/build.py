@@ -38,6 +38,7 @@ from engine.errors import (
 from engine.formats.files import beside, inside
 from engine.model.build import from_model_file
 from engine.model.model import model_state
+from engine.plan.targets import is_auto
 from engine.types import CancelToken, TensorSpec
 from engine.weights.compile_cache import Mode
 
@@ -117,8 +118,8 @@ def build(path: Path, options: BuildOptions, decryption: Decryption) -> Built:
     if options.config is not None:
         require_config(options.config, "--config")
     merged = configuration(str(options.config or ""), sections, "build_from_file")
-    if "ENGINE_CACHE" not in os.environ:
-        # One run does not pay for an entry that the next may never use.
+    if "ENGINE_CACHE" not in os.environ and not is_auto(context.target):
+        # One run does not pay for an entry that the next may never use. A choice is worth keeping.
         merged.setdefault("common_context", {}).setdefault("compile_cache", str(Mode.READ))
     command = click.get_current_context(silent=True)
     if command is not None and not merged.get("common_context", {}).get("isolate"):

@@ -24,6 +24,7 @@ from engine.cli.commands import Group
 from engine.cli.hints import misuse
 from engine.cli.output import as_json, attributes, counted, fields, line, note, plain, size, table
 from engine.cli.progress import progress
+from engine.config.text import duration
 from engine.errors import ModelError
 from engine.weights.compile_cache import IS_SECRET, CompileCache
 from engine.weights.location import CacheUnusable, default_folder
@@ -33,6 +34,7 @@ EPILOG = """\b
 Examples:
   engine cache
   engine cache why bert.onnx
+  engine cache choices bert.onnx
   engine cache verify
   engine cache prune --max-size 20GB
 
@@ -173,6 +175,45 @@ def why(
             f"entry {other.entry.folder.name} differs",
             ("what", "entry", "now"),
             [(name, had or "-", now or "-") for name, (had, now) in other.names.items()],
+        )
+
+
+@cache.command("choices", epilog=EPILOG)
+@options.model
+@_shared
+def choices(model: Path, folder: Path | None, json: bool) -> None:
+    """Show what target auto has tried for a model, and what it chose.
+
+    One choice for each machine, version and setting with which the model was built.
+    """
+    from engine.report.choice.keeping import all_of
+
+    require_file(model)
+    decryption = decryption_of(model)
+    if decryption.encryption:
+        found = []
+    else:
+        with _usable():
+            found = all_of(decryption.file(), CompileCache(folder))
+    if json:
+        as_json({"model": str(model), "choices": [evidence.to_json() for evidence in found]})
+        return
+    if not found:
+        line(f"{plain(str(model))}: nothing is kept; a build with target auto tries the backends")
+    for evidence in found:
+        table(
+            f"{evidence.chosen}, {_ago(evidence.created)}: {evidence.reason}",
+            ("tried", ">time", ">default", ">ratio", "why not"),
+            [
+                (
+                    str(trial.setup),
+                    "" if trial.seconds is None else duration(trial.seconds),
+                    "" if trial.default_s is None else duration(trial.default_s),
+                    "" if trial.ratio is None else f"{trial.ratio:.3f}",
+                    trial.why_not,
+                )
+                for trial in evidence.trials
+            ],
         )
 
 

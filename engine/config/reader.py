@@ -144,5 +144,5 @@ def number_devices(
     names = {target.lower().partition(":")[0] for target in targets}
     # The host that stands behind another device for a fallback is not numbered with it.
     has_own = {"gpu", "ascend"} if names == {"cpu"} else {"gpu", "ascend", "cpu"}
-    for name in names - has_own:
+    for name in names - has_own - {"auto"}:
         sections.setdefault(f"{name}_context", {}).setdefault("device_id", str(device_id))

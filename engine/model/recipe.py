@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from engine.model.sharing import Lending, Loan, Sharing
     from engine.plan import Plan, Targets
     from engine.plan.source_model import SourceModel
+    from engine.plan.targets import Choice
     from engine.runtime.signature import Signature
     from engine.types import CancelToken, ModelSource, Predict, Progress
     from engine.weights.variables import VariableWeights
@@ -68,11 +69,13 @@ def open_targets(
     *,
     sharing: Sharing | None = None,
     profile_to: Path | None = None,
+    chosen: Choice | None = None,
 ) -> Targets:
     """Return the targets of a build, for which the model is then opened, and built.
 
     sharing: what it has in common with other models; None for what is anyhow. profile_to: see
-    BuildOptions. Raises BackendError where no target can be had, ValueError for a setting.
+    BuildOptions. chosen: see Targets. Raises BackendError where no target can be had, ValueError
+    for a setting.
     """
     from engine.plan import BuildOptions, Targets
 
@@ -87,7 +90,7 @@ def open_targets(
         open_ranks=lambda *plan: wing("open_ranks")(job, *plan),
         profile_to=profile_to,
     )
-    return Targets(options)
+    return Targets(options, chosen)
 
 
 def build(
@@ -184,6 +187,7 @@ class Recipe:
         self.has_peers = False
         self.kept: Config = MappingProxyType({})
         self.context = context
+        self.chosen: Choice | None = None
         self._file: ModelFile | None = file
         self._declaration = _declaration(config, names)
         if self._declaration is not None:
@@ -218,8 +222,14 @@ class Recipe:
             self.compiled = partial(
                 _opened_again, path, file.version, self.data_files, targets.suffixes
             )
+        source = opened if declaration is None else self._declared(opened)
+        if targets.is_unmeasured:
+            targets = wing("chosen_targets")(source, targets, names)
+            # What it is built again with, for other sizes or weights.
+            self.context, self.config = targets.options.context, targets.options.config
+            self.chosen = targets.choice
         built = build(
-            opened if declaration is None else self._declared(opened),
+            source,
             targets,
             self.path,
             names,

@@ -278,7 +278,9 @@ def _built_anew(
         source = with_constants(source, update)
         if update:  # in no file, and most likely never seen again
             config, sharing = without_cache(config), None
-    targets = open_targets(recipe.context, config, sharing=sharing, profile_to=profile_to)
+    targets = open_targets(
+        recipe.context, config, sharing=sharing, profile_to=profile_to, chosen=recipe.chosen
+    )
     built = build(
         source,
         targets,

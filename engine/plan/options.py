@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from engine.backends import OFFICIAL, installed, open_backend, warn_once
@@ -65,15 +66,27 @@ class BuildOptions:
         self.profile_to = profile_to
         self.progress_error: Exception | None = None
         self._progress = progress
-        self._threads = _threads(context.cpu)
+        self.threads = _threads(context.cpu)
         self.rank, self.world_size = place or (context.ascend.rank_id, context.gpu.group_size)
-        self._is_isolated = _is_true(config, "common_context", "isolate")
+        self.is_isolated = _is_true(config, "common_context", "isolate")
         self._share_workspace = share_workspace
 
     def check_cancelled(self) -> None:
         """Raise Cancelled where the build was cancelled."""
         if self.cancel is not None:
             self.cancel.check()
+
+    def varied(self, context: Context, config: Mapping[str, Mapping[str, str]]) -> BuildOptions:
+        """Return the same wishes for another context and configuration."""
+        options = copy(self)
+        options.context, options.config = context, config
+        options.threads = _threads(context.cpu)
+        return options
+
+    def note_progress(self, phase: str, done: int, total: int | None) -> None:
+        """Tell who watches the build how far it is, if anybody does."""
+        if self._progress is not None:
+            self._note_progress(phase, done, total)
 
     def _note_progress(self, phase: str, done: int, total: int | None) -> None:
         assert self._progress is not None
@@ -86,7 +99,7 @@ class BuildOptions:
     def opened(self, name: str) -> Backend:
         """Open a backend, with its models in processes of their own if the user asks for that."""
         backend = open_backend(name)
-        if not self._is_isolated:
+        if not self.is_isolated:
             return backend
         found: Backend = wing("isolated")(backend)
         return found
@@ -141,7 +154,7 @@ class BuildOptions:
             provider=backend.check_provider(provider),
             precision=precision,
             arithmetic=arithmetic,
-            threads=self._threads,
+            threads=self.threads,
             shapes=shapes,
             profiles=profiles,
             options={
@@ -163,7 +176,7 @@ class BuildOptions:
         lacks = ""
         if "workspace" not in backend.info.options:
             lacks = f"backend {backend.name!r} gives each model its own"
-        elif self._is_isolated:
+        elif self.is_isolated:
             lacks = "with [common_context] isolate each model is in a process of its own"
         if lacks:
             warn_once(f"the models of a group do not share workspace: {lacks}")

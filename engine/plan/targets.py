@@ -6,9 +6,18 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from engine.backends import Backend, Target, find_target, warn_once
+from engine.backends import (
+    OFFICIAL,
+    Backend,
+    Target,
+    find_target,
+    installed,
+    open_backend,
+    warn_once,
+)
+from engine.backends.names import OWN
 from engine.errors import BackendError, ModelError
 from engine.host.interrupts import pass_interrupt, raised_by_handler
 from engine.plan.options import BuildOptions
@@ -18,8 +27,39 @@ if TYPE_CHECKING:
     from engine.context import Context
 
 
-def targets_of(context: Context) -> tuple[Sequence[str], str, bool]:
-    """Return the targets to try, why these, and whether ENGINE_TARGET overrides the context's."""
+AUTO = "auto"
+"""The target that stands for whichever backend is measured to be the fastest."""
+
+Choice: TypeAlias = tuple[Sequence[str], str, bool]
+"""Targets to try, why these, and whether ENGINE_TARGET overrides the context's."""
+
+
+def is_auto(targets: Sequence[str]) -> bool:
+    """Return whether targets are AUTO, which stands alone."""
+    return len(targets) == 1 and targets[0].lower() == AUTO
+
+
+def default_target() -> str:
+    """Return the target that AUTO stands for until others are measured: cpu where that is there.
+
+    Else the first backend that can be had, this project's own first; "cpu" where none can.
+    """
+    own = [name for name in OFFICIAL.values() if name in installed()]
+    for name in (*own, *(name for name in installed() if name not in OWN)):
+        try:
+            return open_backend(name).name
+        except BackendError as error:
+            pass_interrupt(error)
+    return "cpu"
+
+
+def targets_of(context: Context) -> Choice:
+    """Return the targets to try and why; for AUTO its default."""
+    names, why, is_override = _asked(context)
+    return ([default_target()] if is_auto(names) else names), why, is_override
+
+
+def _asked(context: Context) -> Choice:
     override = [part.strip() for part in os.environ.get("ENGINE_TARGET", "").split(",")]
     override = [part for part in override if part]
     if not override:
@@ -41,13 +81,16 @@ class OpenTarget(NamedTuple):
 class Targets:
     """The targets of one build. A later one is tried only where all before it have failed.
 
+    chosen: what a measurement has chosen in place of AUTO; None for what the context says.
     The first that can be had is open from the start. Raises BackendError with the reasons of all
     where none can. To be iterated once.
     """
 
-    def __init__(self, options: BuildOptions) -> None:
+    def __init__(self, options: BuildOptions, chosen: Choice | None = None) -> None:
         self.options = options
-        self._names, self._why, self._is_override = targets_of(options.context)
+        self.is_unmeasured = chosen is None and is_auto(_asked(options.context)[0])
+        self.choice = chosen or targets_of(options.context)
+        self._names, self._why, self._is_override = self.choice
         self._passed_over: list[str] = []
         self._rest = self._opened()
         self._first = next(self._rest)

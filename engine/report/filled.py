@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -42,11 +42,12 @@ def run_filled(
     seed: int = 0,
     advice: str = "pass inputs",
     most: int | None = None,
+    first: Sequence[Mapping[str, Shape]] = (),
 ) -> tuple[list[Any], R]:
     """Run a model on generated inputs; returns these, as predict takes them, and its result.
 
-    Sizes of open axes are chosen so that it runs; most: how many choices to try at most. Raises
-    InputError as `stand_in`, and what `run` raises.
+    Sizes of open axes are chosen so that it runs; most: how many choices to try at most, after
+    those of `first`. Raises InputError as `stand_in`, and what `run` raises.
     """
     done: list[list[Any]] = []
 
@@ -66,7 +67,7 @@ def run_filled(
         done.append(values)
         return result
 
-    candidates = islice(fitting_shapes(specs, advice=advice), most)
+    candidates = chain(first, islice(fitting_shapes(specs, advice=advice), most))
     _, result = first_that_runs(candidates, made, partial(described, specs), advice)
     return done[0], result
 

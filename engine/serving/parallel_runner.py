@@ -18,6 +18,7 @@ from engine.host.cpus import usable_cpus
 from engine.model.build import configuration_of
 from engine.model.model import Model, model_state
 from engine.model.update import update_together
+from engine.plan.targets import is_auto
 from engine.runtime.extensions import chosen, description
 from engine.serving.runner import CLOSED, Runner
 from engine.serving.short_runs import EXTRA
@@ -219,7 +220,10 @@ class ModelParallelRunner(Runner):
             slots = slots or max(1, usable_cpus() // (context.cpu.thread_num or 1))
             if plan.pool.semaphore is not None:
                 plan.pool.limit(slots)
-            is_free = not is_fixed and context.target == ["cpu"]
+            is_cpu = context.target == ["cpu"] or (
+                is_auto(context.target) and plan.backend.name == "cpu"
+            )
+            is_free = not is_fixed and is_cpu
             runnable = BuiltModel(model, slots=slots, extra=EXTRA if is_free else 0)
             return RequestQueue(
                 runnable, self._recorder, limit, when_full == "wait", runnable.futures

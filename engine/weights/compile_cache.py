@@ -284,7 +284,10 @@ class CompileCache:
 def _partition_of(source: OpenedSource, key: Mapping[str, str]) -> Identity:
     from engine.weights.store import Identity
 
-    return Identity(source.digest, {**key, "backend": f"(partition, {key['backend']} first)"})
+    backend = key["backend"]
+    if not backend.startswith("("):  # what is kept is no backend's
+        backend = f"(partition, {backend} first)"
+    return Identity(source.digest, {**key, "backend": backend})
 
 
 # Operators of ai.onnx.ml that have their weights in attributes.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from engine.formats.opened import FileVersion
 from engine.host.cpus import usable_cpus
 from engine.host.paths import absolute
+from engine.plan.targets import AUTO
 from engine.workers.protocol import Assignment
 
 if TYPE_CHECKING:
@@ -92,4 +93,5 @@ def core_groups(count: int) -> list[tuple[int, ...]]:
 
 
 def _target(context: Context) -> str:
-    return context.target[0].partition(":")[0].lower()
+    target = context.target[0].partition(":")[0].lower()
+    return "cpu" if target == AUTO else target

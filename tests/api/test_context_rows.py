@@ -88,13 +88,15 @@ ROWS = [
     Row(
         "", "target", ["cpu"],
         (
-            *same(["gpu"], ["ascend"], ["ascend", "gpu", "cpu"], ["GPU", "Cpu"], ["cpu", "cpu"]),
+            *same(["gpu"], ["ascend"], ["ascend", "gpu", "cpu"], ["GPU", "Cpu"], ["cpu", "cpu"],
+                  ["auto"], ["Auto"]),
             *((nothing, ["cpu"]) for nothing in ([], None, "", (), 0, False, {})),
         ),
         (
             *not_a("list", "target", "cpu", ("cpu",), 1, {"cpu"}, np.array(["cpu"])),
             ([1], TypeError, "target element must be str, but got <class 'int'> at index 0."),
             (["cpu", None], TypeError, "target element must be str, but got <class 'NoneType'> at"),
+            (["auto", "cpu"], ValueError, "target 'auto' stands alone, but got ['auto', 'cpu']"),
             (["TPU"], ValueError, f"{NO_TARGET} tpu."),
             (["cpu", ""], ValueError, f"{NO_TARGET} ."),
             ([" cpu"], ValueError, f"{NO_TARGET}  cpu."),

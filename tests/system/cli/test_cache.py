@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import engine
+from engine.backends import installed
 from engine.formats.encryption import encrypt
 from engine.weights.locks import locked
 from engine_testing import models
@@ -236,3 +237,37 @@ def test_a_folder_that_cannot_be_used_is_one_line(cli, tmp_path):
     (tmp_path / "v1").write_text("")
     done = cli("cache", "--folder", tmp_path).fails("the compile cache cannot be used")
     assert "Traceback" not in done.err
+
+
+def test_what_target_auto_has_tried_is_shown(cli, tmp_path, monkeypatch):
+    monkeypatch.delenv("ENGINE_CACHE")
+    monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
+    others = ",".join(set(installed()) - {"cpu"})
+    monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", others)
+    path = models.affine(tmp_path)
+    nothing = cli("cache", "choices", path)
+    assert "nothing is kept; a build with target auto tries the backends" in nothing.out
+    assert cli("cache", "choices", path, "--json").json["choices"] == []
+    assert cli("run", path, "--target", "auto", "--threads", "1").status == 0
+    [choice] = cli("cache", "choices", path, "--json").json["choices"]
+    assert choice["default"]["targets"] == ["cpu"]
+    assert choice["trials"][0]["nodes"] == {"cpu": 2}
+    assert "onnxruntime" in choice["key"]["backend cpu"]
+    shown = cli("cache", "choices", path).out
+    assert choice["reason"] in shown
+    assert cli("run", path, "--target", "auto", "--threads", "1").status == 0
+    assert len(cli("cache", "choices", path, "--json").json["choices"]) == 1
+
+
+def test_a_choice_of_an_encrypted_model_is_in_no_file(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("ENGINE_CACHE", "on")
+    monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", ",".join(set(installed()) - {"cpu"}))
+    key = bytes(range(32))
+    secret = tmp_path / "secret.onnx"
+    secret.write_bytes(encrypt(models.affine(tmp_path).read_bytes(), key))
+    config = {"common_context": {"auto_budget_s": "1"}}
+    with engine.load(secret, target="auto", dec_key=key, config=config) as model:
+        assert model.placement[0].backend == "cpu"
+    assert cli("cache", "--json").json["entries"] == []
+    assert list((tmp_path / "cache").rglob("evidence.json")) == []

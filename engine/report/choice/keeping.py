@@ -1,0 +1,180 @@
+"""Evidence in the compile cache and in this process, and all that it depends on.
+
+In the cache it is an entry like others: of this user alone, held against its digest when it is
+read. Models of any size have it, for it is small; encrypted ones have it in the process alone.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.backends.discovery import installed_points
+from engine.formats.opened import OpenedSource
+from engine.host.cpus import usable_cpus
+from engine.host.interrupts import pass_interrupt, raise_interrupt
+from engine.host.version import __version__
+from engine.plan import BuildOptions
+from engine.report.choice.evidence import Evidence, Setup, read
+from engine.report.choice.setups import usable
+from engine.types import ModelSource
+from engine.weights.compile_cache import CompileCache, Mode
+from engine.weights.identity import sketch
+from engine.weights.location import CacheUnusable
+
+if TYPE_CHECKING:
+    from engine.backends.entry_points import EntryPoint
+
+FILE = "evidence.json"
+CHOICE = "(choice)"
+"""Stands for a backend's name in the key of an entry that is evidence."""
+
+_TURN = "choice"
+"""Name of the lock of who measures."""
+
+_known: dict[str, Evidence] = {}
+"""Evidence by the sketch of its model and key, of this process."""
+
+# Of [common_context]; the other keys there change nothing of a model's speed.
+_COMMON = ("isolate", "auto_budget_s")
+
+
+def key_of(
+    source: ModelSource, options: BuildOptions, default: Setup, variable_weights: Sequence[str]
+) -> dict[str, str]:
+    """Return all that evidence depends on beside the model, as text by name."""
+    context = options.context
+    config = {name: dict(keys) for name, keys in options.config.items() if _counts(name)}
+    common = options.config.get("common_context", {})
+    key = {
+        "backend": CHOICE,
+        "core": __version__,
+        "machine": f"{_processor()}, {usable_cpus()} CPUs, {platform.system()}",
+        "default": str(default),
+        "context": repr([context.cpu, context.gpu, context.ascend]),
+        "threads": repr(options.threads),
+        "sections": json.dumps(config, sort_keys=True),
+        "common": json.dumps({name: common[name] for name in _COMMON if name in common}),
+        "variable weights": json.dumps([*variable_weights]),
+    }
+    if isinstance(source, OpenedSource) and source.passes:
+        key["passes"] = ", ".join(source.passes)
+    names = usable()
+    return key | {f"backend {p.name}": _versions(p) for p in installed_points() if p.name in names}
+
+
+def _counts(section: str) -> bool:
+    return section != "common_context" and not section.endswith("_extension")
+
+
+def _versions(point: EntryPoint) -> str:
+    """Return the versions of a backend's distribution and of those that it requires."""
+    owner = point.owner()
+    found = [f"{owner['distribution']} {owner['version']}"] if owner else [point.value]
+    try:
+        required = metadata.requires(owner.get("distribution", "")) or []
+    except Exception as error:  # damaged metadata raise what they like
+        pass_interrupt(error)
+        required = []
+    for text in required:
+        matched = re.match(r"[\w.-]+", text)
+        if matched is None:
+            continue
+        try:
+            found.append(f"{matched[0]} {metadata.version(matched[0])}")
+        except metadata.PackageNotFoundError as error:
+            pass_interrupt(error)
+    return ", ".join(found)
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except (OSError, ValueError) as error:
+        pass_interrupt(error)
+    return platform.processor() or platform.machine()
+
+
+class Keeping:
+    """The evidence of one model with one key."""
+
+    def __init__(
+        self, source: ModelSource, config: Mapping[str, Mapping[str, str]], key: Mapping[str, str]
+    ) -> None:
+        self._cache = CompileCache.of(config)
+        self._cache.keeps_small = True
+        self._key = key
+        self._sketch = sketch(key, source)
+        self._source = source if source.is_secret else self._cache.identified(source)
+        self._is_on_disk = (
+            self._cache.mode is not Mode.OFF
+            and not source.is_secret
+            and isinstance(self._source, OpenedSource)
+            and bool(self._source.digest)
+        )
+
+    def find(self) -> Evidence | None:
+        """Return the evidence, of the cache if it is there; None for none."""
+        found = self._cache.find(self._source, self._key, self._read) if self._is_on_disk else None
+        return found or _known.get(self._sketch)
+
+    @contextmanager
+    def turn(self, check: Callable[[], None]) -> Iterator[None]:
+        """Keep others that use the cache from measuring meanwhile: they would be measured too.
+
+        check: called while another has its turn; may raise.
+        """
+        with ExitStack() as held:
+            if self._is_on_disk:
+                try:
+                    held.enter_context(self._cache.store().locked(_TURN, check=check))
+                except CacheUnusable as error:
+                    raise_interrupt(error)
+            yield
+
+    def keep(self, evidence: Evidence) -> None:
+        """Keep evidence for later builds, in this process and, where it may be, in the cache."""
+        _known[self._sketch] = evidence
+        if self._is_on_disk:
+            text = json.dumps(evidence.to_json(), indent=1)
+            self._cache.keep(self._source, self._key, lambda folder: _write(folder / FILE, text))
+
+    def _read(self, folder: Path) -> Evidence:
+        evidence = _read(folder)
+        if evidence.key != self._key:
+            raise ValueError("it is of another key")
+        return evidence
+
+
+def all_of(source: ModelSource, cache: CompileCache) -> list[Evidence]:
+    """Return what the cache has of a model, the latest used first, whatever its key.
+
+    Raises CacheUnusable.
+    """
+    cache.keeps_small = True
+    identified = cache.identified(source)
+    if not isinstance(identified, OpenedSource) or not identified.digest:
+        return []
+    found = [
+        cache.find(identified, entry.identity.key, _read)
+        for entry in cache.store().entries()
+        if entry.identity.model == identified.digest and entry.identity.key["backend"] == CHOICE
+    ]
+    return [evidence for evidence in found if evidence is not None]
+
+
+def _read(folder: Path) -> Evidence:
+    return read((folder / FILE).read_bytes())
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,96 @@
+"""The setups to try: the installed backends, and settings worth trying for each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from copy import copy
+
+from engine.backends import Backend, BackendState, find_target, installed, open_backend
+from engine.backends.advice import disabled
+from engine.backends.discovery import open_backends, record
+from engine.backends.names import OWN
+from engine.plan import BuildOptions
+from engine.plan.options import sections_read
+from engine.report.choice.evidence import Setup
+from engine.types import Option
+from engine.wings import wing
+
+OPTIONS = (("rewrites", "on"), ("rewrites", "exact"), ("spin_us", "0"))
+"""Options and their values that are tried where a backend declares them, one at a time."""
+
+_OF_THREADS = ("spin_us",)
+
+
+def usable() -> list[str]:
+    """Return the names of the installed backends that are not switched off, in order."""
+    off = disabled(os.environ.get("ENGINE_DISABLED_BACKENDS", ""))
+    return [name for name in installed() if name not in off]
+
+
+def others(default: str) -> Iterator[tuple[str, str]]:
+    """Yield the backends beside the default, each with why it cannot be had; "" if it can.
+
+    Not those that only complete another. Other people's are looked at in processes of their own
+    first: nobody has named them, and one may crash.
+    """
+    names = [name for name in usable() if name != default]
+    strange = [name for name in names if name not in OWN and name not in open_backends]
+    found = {each.name: each for each in (wing("probe_all")(strange) if strange else ())}
+    found |= {name: record(name) for name in names if name not in found}
+    completing = {
+        name
+        for each in (record(default), *found.values())
+        if each.info is not None
+        for name in each.info.completed_by
+    }
+    for name in names:
+        if name not in completing:
+            is_ready = found[name].state is BackendState.READY
+            yield name, "" if is_ready else str(found[name])
+
+
+def settings(base: Setup, options: BuildOptions) -> Iterator[Setup]:
+    """Yield a setup with each of the settings that the user has left open.
+
+    base: one whose backend can be had.
+    """
+    target = find_target(base.targets[0])
+    backend: Backend = open_backend(target.backend)
+    has_threads = options.threads.intra_op > 1
+    given = {key for name in sections_read(target) for key in options.config.get(name, {})}
+    for key, value in OPTIONS:
+        declared = backend.info.options.get(key)
+        if (
+            isinstance(declared, Option)
+            and declared.default != value
+            and (not declared.choices or value in declared.choices)
+            and key not in given
+            and (has_threads or key not in _OF_THREADS)
+        ):
+            section = f"{target.backend}_context"
+            yield Setup(base.targets, base.threads, _merged(base, section, {key: value}))
+    if has_threads and options.threads.is_counted:
+        yield Setup(base.targets, 1, base.sections)
+
+
+def shows_in_placement(setup: Setup) -> bool:
+    """Return whether a setup beside its backend's own changes the graph, which placement tells."""
+    keys = {key for keys in setup.sections.values() for key in keys}
+    return bool(keys) and not setup.threads and keys.isdisjoint(_OF_THREADS)
+
+
+def _merged(base: Setup, section: str, keys: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
+    return {**base.sections, section: {**base.sections.get(section, {}), **keys}}
+
+
+def applied(setup: Setup, options: BuildOptions) -> BuildOptions:
+    """Return the wishes of a build with those of a setup. The user's context stays as it is."""
+    context = copy(options.context)
+    context.target = list(setup.targets)
+    if setup.threads:
+        context.cpu.thread_num = setup.threads
+    config = {**options.config}
+    for name, keys in setup.sections.items():
+        config[name] = {**config.get(name, {}), **keys}
+    return options.varied(context, config)
