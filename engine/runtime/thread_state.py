@@ -57,9 +57,9 @@ NOTHING_BOUND: Bindings = ([], [], [], [], [])
 class ThreadState:
     """One thread's way through a model, nearly always of tensors alone: `is_plain`.
 
-    plain: plan.predict, or what extensions made of it. run: the same, or what tells backends that
-    want options that nothing is asked. lease: of the context that this thread used last. path: the
-    model's file.
+    plain: plan.predict, or what extensions made of it. run: the same, or what gives the usual
+    options to backends that want some. predict_with: plan.predict_with, where nothing stands around
+    it. lease: of the context that this thread used last. path: the model's file.
     """
 
     __slots__ = (
@@ -78,8 +78,11 @@ class ThreadState:
         "plain",
         "plan",
         "pool",
+        "predict_with",
         "run",
         "signature",
+        "stops_by",
+        "takes_options",
     )
 
     def __init__(
@@ -94,6 +97,8 @@ class ThreadState:
         self.is_plain = signature.is_plain
         self.run = run
         self.plain = run
+        self.predict_with = plan.predict_with if run is plan.predict else None
+        self.takes_options = plan.takes_options
         self.pool = plan.pool
         self.idle = plan.pool.idle
         # With a semaphore no lease is taken without `borrow`: under this name it finds none.
@@ -106,6 +111,7 @@ class ThreadState:
         self.expected: list[tuple[Any, Any]] = list(zip(signature.quick_dtypes, signature.shapes))
         self.descriptions = [description_for(spec) for spec in signature.outputs]
         self.bindings = NOTHING_BOUND
+        self.stops_by: set[str] = set()  # of what may stop a predict, what was asked and is had
         self.path = path
         if plan.wants_options:
             self.run = self.asked(None)
@@ -285,6 +291,8 @@ class ThreadState:
 
     def require_stoppable(self, capability: Capability, argument: str) -> None:
         """Raise ModelStateError where a backend cannot stop. argument: that asks for it."""
+        if argument in self.stops_by:
+            return
         backend, reason = self.plan.lacks(capability)
         if backend:
             why = f" ({reason})" if reason else ""
@@ -292,6 +300,7 @@ class ThreadState:
                 f"{argument}: backend {backend!r} cannot stop a running model{why}; leave "
                 f"{argument} out"
             )
+        self.stops_by.add(argument)
 
 
 def are_results(outputs: Sequence[Any], descriptions: Sequence[Any]) -> list[bool]:
