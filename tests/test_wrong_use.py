@@ -410,7 +410,7 @@ ARGUMENTS = [
         (lambda m: asyncio.run(m.predict_async([X], timeout_s="1")), TypeError, "must be a number"),
         (lambda m: asyncio.run(m.predict_async([X], cancel=1)), TypeError, "cancel must be Cancel"),
         (lambda m: asyncio.run(m.predict_async([X], priority=0.0)), TypeError, "must be an int of"),
-        (lambda m: asyncio.run(m.predict_async([X], request_id=0)), TypeError, "must be a str, but"),
+        (lambda m: asyncio.run(m.predict_async([X], request_id=0)), TypeError, "must be a str, bu"),
     ),
 ]  # fmt: skip
 
