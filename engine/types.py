@@ -985,8 +985,8 @@ class ModelDescription(_Value):
 
     name: the file's name without folder and suffix, or the graph's for a model in memory.
     path: "" for a model in memory. backends: those that run it, the target's first. id: for
-    observers, unique among the models and runners of this process. devices: those that it may run
-    on, the target's first; of a runner of many devices, all, by the numbers that the user gave.
+    observers, unique among the models and runners of this process. devices: those that run it, the
+    target's first if it does; of a runner of many devices, all, by the numbers that the user gave.
     Since contract 1.4.
     """
 

@@ -163,8 +163,9 @@ class Plan:
 
     @property
     def run_on(self) -> tuple[Device, ...]:
-        """The devices that run nodes of it, the target's first."""
-        return tuple(dict.fromkeys((self.device, *(device for _, device in self.parts))))
+        """The devices that run nodes of it; the target's first, if it does."""
+        devices = dict.fromkeys(device for _, device in self.parts)
+        return tuple(sorted(devices, key=lambda device: device != self.device))
 
     @property
     def takes_strides(self) -> bool:
