@@ -107,6 +107,23 @@ def test_a_capability_without_its_hooks_is_ignored_and_the_record_says_so(
     assert "is ignored" in backend.warnings[0]
 
 
+def test_a_backend_that_wants_options_and_takes_none_gets_none_and_the_record_says_so() -> None:
+    class Wanting(Plugin):
+        capabilities = frozenset({Capability.PREDICT_OPTIONS})
+
+    class Taking(Wanting):
+        @hookimpl
+        def engine_predict(self, context, inputs, options=None):
+            raise AssertionError("not reached")
+
+    backend = opened(Wanting())
+    assert not backend.can(Capability.PREDICT_OPTIONS)
+    assert "has a parameter options=None; the capability is ignored" in backend.warnings[0]
+    backend = opened(Taking())
+    assert backend.can(Capability.PREDICT_OPTIONS)
+    assert backend.warnings == ()
+
+
 def test_the_other_collectives_are_optional() -> None:
     class Sparing(Plugin):
         capabilities = frozenset({Capability.COLLECTIVES})
