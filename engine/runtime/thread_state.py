@@ -216,11 +216,19 @@ class ThreadState:
         self.refuse(error)  # or told already: it has run
         if lease is not None:
             self.pool.recover(lease)
+        failed = self._failure(error, timeout_s)
+        try:
+            raise failed
+        finally:
+            del error, failed  # their tracebacks have this frame: no cycle
+
+    def _failure(self, error: BaseException, timeout_s: float | None) -> BaseException:
+        """Return what a user sees when a predict raised `error`."""
         interrupt = raised_by_handler(error)
         if interrupt is not None:
-            raise interrupt
+            return interrupt
         if not isinstance(error, Exception):
-            raise error
+            return error
         if isinstance(error, ModelError):
             failed: EngineError = ModelError(str(error), self.path, error.at_fault)
         elif isinstance(error, DeadlineExceeded) and timeout_s is not None:
@@ -234,12 +242,13 @@ class ThreadState:
         elif isinstance(error, ExtensionError):
             failed = ExtensionError(str(error), error.name)
         elif isinstance(error, EngineError):
-            raise error
+            return error
         else:
             backend = self.plan.backend.name
             text = f"backend {backend!r} raised {one_line(error)}"
             failed = ModelError(text, self.path, at_fault=backend)
-        raise prefixed(failed, "predict failed! ") from error
+        failed.__cause__ = error
+        return prefixed(failed, "predict failed! ")
 
     def refuse(self, error: BaseException, request_id: str = "") -> None:
         """Tell the other ranks of a sliced model, if it is one, that a predict does not begin."""
