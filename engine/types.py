@@ -985,8 +985,8 @@ class ModelDescription(_Value):
 
     name: the file's name without folder and suffix, or the graph's for a model in memory.
     path: "" for a model in memory. backends: those that run it, the target's first. id: for
-    observers, unique among the models and runners of this process. devices: those that it may run
-    on, the target's first; of a runner of many devices, all, by the numbers that the user gave.
+    observers, unique among the models and runners of this process. devices: those that run it, the
+    target's first if it does; of a runner of many devices, all, by the numbers that the user gave.
     Since contract 1.4.
     """
 
@@ -1076,8 +1076,9 @@ class RequestEvent(_Value):
     inputs, outputs: host arrays and other values in the model's order, not to be changed or kept
     after `on_request` has returned (copy them); None unless the observer has `wants_values`, where
     the inputs did not pass the checks, and where there are no results.
-    devices: those that served it. run_id: of its run, the same for all requests that shared it; the
-    request's own where it ran alone. Neither where its turn never came. Since contract 1.4.
+    devices: those that served it. run_id: of its run, the same for all requests that shared it, and
+    unique among the runs of this process, whatever ids users give. Neither where its turn never
+    came. Since contract 1.4.
     """
 
     model: ModelDescription

@@ -357,6 +357,11 @@ ARGUMENTS = [
         (lambda m: m.predict([X], timeout_s=True), TypeError, "timeout_s must be a number"),
         (lambda m: m.predict([X], timeout_s=0), ValueError, "timeout_s must be above 0 s"),
         (lambda m: m.predict([X], timeout_s=float("nan")), ValueError, "timeout_s must be above 0"),
+        (lambda m: m.predict([X], priority="1"), TypeError, "priority must be an int of -100 to"),
+        (lambda m: m.predict([X], priority=None), TypeError, "priority must be an int of -100 to"),
+        (lambda m: m.predict([X], priority=101), ValueError, "priority must be -100 to 100, but g"),
+        (lambda m: m.predict([X], request_id=7), TypeError, "request_id must be a str, but got <c"),
+        (lambda m: m.predict([X], request_id=None), TypeError, "request_id must be a str, but got"),
     ),
     *called(
         "__call__",
@@ -404,6 +409,8 @@ ARGUMENTS = [
         (lambda m: asyncio.run(m.predict_async([Y[0]])), INPUT, "expected float32[batch, 3]"),
         (lambda m: asyncio.run(m.predict_async([X], timeout_s="1")), TypeError, "must be a number"),
         (lambda m: asyncio.run(m.predict_async([X], cancel=1)), TypeError, "cancel must be Cancel"),
+        (lambda m: asyncio.run(m.predict_async([X], priority=0.0)), TypeError, "must be an int of"),
+        (lambda m: asyncio.run(m.predict_async([X], request_id=0)), TypeError, "must be a str, bu"),
     ),
 ]  # fmt: skip
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from engine.backends import Backend
 
 
+_WITH_OPTIONS = ("engine_load", "engine_compile", "engine_compiled_key")
+"""What reads options, whose values may be a user's mistake: ValueError says that."""
+
+
 class attribute_errors_to(Translating):
     """Report what no hook may raise in the block as the backend's fault, in one line.
 
@@ -31,11 +35,12 @@ class attribute_errors_to(Translating):
             return
         if interrupt is not None:
             raise interrupt
-        # ValueError: what an option's value may raise. Others: also SystemExit, or a panic of a
-        # compiled extension.
-        if isinstance(error, EngineError | ValueError | MemoryError | KeyboardInterrupt):
+        # Others: also SystemExit, or a panic of a compiled extension.
+        if isinstance(error, EngineError | MemoryError | KeyboardInterrupt):
             return
         backend = self._backend
+        if type(error) is ValueError and self._hook in _WITH_OPTIONS:
+            raise ValueError(f"backend {backend.name!r}: {error}") from error
         if lack := lack_of(error):  # of the machine: nobody is at fault
             raise ModelError(
                 f"{self._hook} of backend {backend.name!r}: {error}; {lack}"

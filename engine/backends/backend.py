@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine import hookspecs
-from engine.backends.hooks import OPTIONAL, hooks_of
+from engine.backends.hooks import hooks_of
 from engine.backends.manifest import checked
 from engine.config.text import did_you_mean
 from engine.errors import BackendUnavailable, one_line
@@ -58,7 +58,7 @@ class Backend:
 
     def __init__(self, name: str, plugin: object, warnings: list[str]) -> None:
         self.name = name
-        self.hooks = hooks_of(name, plugin, warnings)
+        self.hooks, with_optional = hooks_of(name, plugin, warnings)
         missing = [hook for hook in hookspecs.REQUIRED if not self.has(hook)]
         if missing:
             raise TypeError(f"it does not implement {', '.join(missing)}")
@@ -76,6 +76,13 @@ class Backend:
                     f"it announces {str(capability)!r} but does not implement "
                     f"{', '.join(absent)}; the capability is ignored"
                 )
+        if Capability.PREDICT_OPTIONS in self.capabilities and not with_optional:
+            self.capabilities -= {Capability.PREDICT_OPTIONS}
+            warnings.append(
+                f"it announces {str(Capability.PREDICT_OPTIONS)!r} but neither its engine_predict "
+                "nor its engine_predict_async has a parameter options=None; the capability is "
+                "ignored"
+            )
         self.warnings = tuple(warnings)
         self._ask_devices: Callable[[], Devices] = self.bind("engine_devices")
         self._devices: Devices | None = None
@@ -88,8 +95,8 @@ class Backend:
             "engine_predict"
         )
         # The same with PredictOptions too, where the backend takes them.
-        self.predict_with = self.hooks.get(OPTIONAL.format("engine_predict"))
-        self.begin_with = self.hooks.get(OPTIONAL.format("engine_predict_async"))
+        self.predict_with = with_optional.get("engine_predict")
+        self.begin_with = with_optional.get("engine_predict_async")
 
     def devices(self) -> Devices:
         """Ask engine_devices anew; what it raises comes through. `present` goes by the answer."""

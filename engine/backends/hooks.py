@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from inspect import Parameter, signature
+from typing import Any, TypeAlias
 
 import pluggy
 
 from engine import hookspecs
 from engine.options import nearest
 
-OPTIONAL = "{} with options"
-"""Name of an implementation that takes arguments with defaults, as a function of these too."""
+Hooks: TypeAlias = dict[str, Callable[..., Any]]
 
 
-def hooks_of(name: str, plugin: object, warnings: list[str]) -> Mapping[str, Callable[..., Any]]:
-    """Return what a plugin implements, by hook: functions of the specification's arguments.
+def hooks_of(name: str, plugin: object, warnings: list[str]) -> tuple[Hooks, Hooks]:
+    """Return what a plugin implements, by hook: functions of the arguments without defaults.
 
-    warnings: what the core ignores of it is added. Raises TypeError for a wrapper, and pluggy's
-    PluginValidationError for an implementation that does not fit its specification.
+    And those that take arguments with defaults, as functions of these too. warnings: what the core
+    ignores of it is added. Raises TypeError for a wrapper and for a parameter that is not optional
+    and should be, and pluggy's PluginValidationError for any other implementation that does not fit
+    its specification.
     """
     manager = pluggy.PluginManager(hookspecs.PROJECT)  # its own: this plugin alone answers
     manager.add_hookspecs(hookspecs)
+    _check_optional(manager, plugin)
     manager.register(plugin, name)
     known = [hook for hook in vars(hookspecs) if hook.startswith("engine_")]
-    found: dict[str, Callable[..., Any]] = {}
+    found: Hooks = {}
+    with_optional: Hooks = {}
     for hook, caller in vars(manager.hook).items():
         if hook.startswith("_"):
             continue
@@ -39,13 +43,37 @@ def hooks_of(name: str, plugin: object, warnings: list[str]) -> Mapping[str, Cal
                 needed, optional = caller.spec.argnames, caller.spec.kwargnames
                 found.setdefault(hook, _bound(implementation, needed))
                 if not set(optional).isdisjoint(implementation.kwargnames):
-                    whole = _bound(implementation, needed + optional)
-                    found.setdefault(OPTIONAL.format(hook), whole)
+                    with_optional.setdefault(hook, _bound(implementation, needed + optional))
         if hook not in known:
             near = nearest(hook, known)
             hint = f"; did you mean {near}?" if near else ""
             warnings.append(f"unknown hook {hook!r} is ignored{hint}")
-    return found
+    return found, with_optional
+
+
+def _check_optional(manager: pluggy.PluginManager, plugin: object) -> None:
+    """Raise TypeError where a parameter that the specification makes optional is not."""
+    for name in dir(plugin):
+        marks = manager.parse_hookimpl_opts(plugin, name)
+        hook = (marks and marks.get("specname")) or name
+        caller = getattr(manager.hook, hook, None)
+        if marks is None or caller is None or not caller.spec.kwargnames:
+            continue
+        parameters = signature(getattr(plugin, name)).parameters
+        for optional in caller.spec.kwargnames:
+            parameter = parameters.get(optional)
+            if parameter is None:
+                continue
+            if parameter.kind is Parameter.KEYWORD_ONLY:
+                wrong = "only by keyword; move it before the *"
+            elif parameter.default is Parameter.empty:
+                wrong = f"without a default; write {optional}=None"
+            else:
+                continue
+            raise TypeError(
+                f"its {hook} takes {optional!r} {wrong} (a parameter with a default is optional; "
+                "give it the same default)"
+            )
 
 
 def _bound(implementation: pluggy.HookImpl, given: tuple[str, ...]) -> Callable[..., Any]:

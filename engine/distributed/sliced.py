@@ -87,7 +87,7 @@ def compile_rank(
         plan = plan_of(partitioning, executable)
         if batches is not None:
             plan = replace(plan, devices=())
-        return replace(plan, predict=ranks.guarded(plan.told), refuse=ranks.refuse)
+        return replace(plan, predict=ranks.guarded(plan.wrappable), refuse=ranks.refuse)
     except BaseException:
         close(executable)
         raise
@@ -119,7 +119,7 @@ def _compile_whole(first: Candidate, source: ModelSource, ranks: Ranks) -> Plan 
     except BaseException:
         plan.pool.close()
         raise
-    predict = ranks.guarded(ranks.met(plan.told, "a predict with collectives inside"))
+    predict = ranks.guarded(ranks.met(plan.wrappable, "a predict with collectives inside"))
     whole = InRanks(plan.executable, ranks)
     return replace(
         plan,

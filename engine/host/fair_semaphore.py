@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from operator import attrgetter
 from typing import Protocol
 
 from engine.errors import DeadlineExceeded, ModelStateError, QueueFull
@@ -82,9 +81,7 @@ class CallbackWaiter(Waiter):
 
 
 _numbers = itertools.count(1)
-_rank = attrgetter("rank")
 _STEP = 1000  # above the difference of any two priorities
-_ADMITTED = -1  # before all ranks that waiters get as they come
 
 
 class FairSemaphore:
@@ -107,8 +104,10 @@ class FairSemaphore:
         self.slots = slots
         self._main = threading.main_thread().ident  # where signal handlers run
         self._holders: dict[int, None] = {}  # the owners of slots
-        self._waiting: dict[Waiter, None] = {}  # in the order in which they came
-        self._is_ranked = False  # some came with another priority than 0 and may wait still
+        # By rank, in the order in which they came. What has no call is one step, between which and
+        # the next neither a signal handler nor another thread comes.
+        self._waiting: dict[int, dict[Waiter, None]] = {}
+        self._admitting: dict[Waiter, None] = {}  # those that take a slot right now
         self._barriers = 1
         # Those that have a slot, or are about to get or release one, with their waiters.
         self._threads: dict[int, _ThreadWaiter | None] = {}
@@ -124,7 +123,7 @@ class FairSemaphore:
     @property
     def waiting(self) -> int:
         """Return how many wait."""
-        return len(self._waiting)
+        return sum(map(len, list(self._waiting.values())))
 
     @property
     def running(self) -> int:
@@ -251,7 +250,7 @@ class FairSemaphore:
             if waiter.admitted_s:
                 return False
             waiter.is_left = True
-            self._waiting.pop(waiter, None)
+            self._drop(waiter)
             self._called.pop(waiter.owner, None)
             self._holders.pop(waiter.owner, None)  # an interrupt stopped who was admitting it
         return True
@@ -302,7 +301,7 @@ class FairSemaphore:
         """Return whether any but the calling thread has a slot or waits."""
         own = threading.get_ident()
         with self._lock:
-            waiting = [waiter.owner for waiter in self._waiting]
+            waiting = [waiter.owner for waiter in self._in_turn()]
             return any(owner != own for owner in [*list(self._holders), *waiting])
 
     def dequeue(self, fits: Callable[[Shareable], bool]) -> list[Waiter]:
@@ -314,22 +313,26 @@ class FairSemaphore:
         with self._lock:
             fitting = [
                 waiter
-                for waiter in (
-                    sorted(self._waiting, key=_rank) if self._is_ranked else self._waiting
-                )
+                for waiter in self._in_turn()
                 if waiter.request is not None and not waiter.admitted_s and fits(waiter.request)
             ]
             for waiter in fitting:
-                del self._waiting[waiter]
+                self._drop(waiter)
                 self._called.pop(waiter.owner, None)
         return fitting
 
     def requeue(self, waiters: list[Waiter]) -> None:
         """Put dequeued waiters back where they came from: before all others of their priority."""
         with self._lock:
-            there = [waiter for waiter in waiters if not waiter.is_left]
-            self._is_ranked = True
-            self._waiting = {**dict.fromkeys(there), **self._waiting}
+            first: dict[int, dict[Waiter, None]] = {}
+            for waiter in waiters:
+                if not waiter.is_left:
+                    first.setdefault(waiter.rank, {})[waiter] = None
+            waiting = self._waiting
+            self._waiting = {
+                **waiting,
+                **{rank: {**those, **waiting.get(rank, {})} for rank, those in first.items()},
+            }
             self._admit()
 
     def pause_admission(self) -> None:
@@ -356,7 +359,7 @@ class FairSemaphore:
             _release(self._arrival)
 
     def _refuse_more_than(self, limit: int) -> None:
-        if limit and len(self._waiting) >= limit:
+        if limit and self.waiting >= limit:
             raise QueueFull(
                 f"{limit} requests wait already, the runner's queue_limit; try again later, or "
                 "let it wait: when_full='wait'"
@@ -375,7 +378,7 @@ class FairSemaphore:
             waiter = self._threads.get(thread)
             if waiter is not None:
                 waiter.is_left = True
-                self._waiting.pop(waiter, None)  # also where an interrupt left one that is admitted
+                self._drop(waiter)  # also where an interrupt left one that is admitted
             self._reusing.pop(thread, None)
             self._called.pop(thread, None)
             self._holders.pop(thread, None)
@@ -399,26 +402,57 @@ class FairSemaphore:
         return False
 
     def _queue(self, waiter: Waiter) -> None:
-        self._is_ranked = self._is_ranked or waiter.rank != 0
         waiter.rank += self._barriers * _STEP
-        self._waiting[waiter] = None
+        try:
+            self._waiting[waiter.rank][waiter] = None
+        except KeyError:
+            self._waiting[waiter.rank] = {waiter: None}
+
+    def _drop(self, waiter: Waiter) -> None:
+        """Take a waiter out, if it waits."""
+        try:
+            del self._waiting[waiter.rank][waiter]
+            if not self._waiting[waiter.rank]:
+                del self._waiting[waiter.rank]
+        except KeyError:
+            pass
+        self._admitting.pop(waiter, None)
+
+    def _in_turn(self) -> list[Waiter]:
+        """Return those that wait, the first to be admitted first."""
+        return [waiter for _, those in sorted(self._waiting.items()) for waiter in those]
+
+    def _first(self) -> Waiter | None:
+        """Return the waiter whose turn it is; None where there is none after all."""
+        for waiter in list(self._admitting):
+            if waiter.owner in self._holders:  # an interrupt stopped who was admitting it
+                return waiter
+        rank = min(self._waiting, default=0)
+        try:
+            for waiter in self._waiting[rank]:
+                return waiter
+            del self._waiting[rank]
+        except KeyError:
+            pass
+        return None
 
     def _admit(self) -> None:
         while self._waiting:
-            waiter = min(self._waiting, key=_rank) if self._is_ranked else next(iter(self._waiting))
+            waiter = self._first()
+            if waiter is None:
+                continue
             if waiter.owner not in self._holders:
                 if self._pausing and waiter.request:
                     return
                 # First, so that whoever comes after an interrupt finds it first.
-                rank, waiter.rank = waiter.rank, _ADMITTED
+                self._admitting[waiter] = None
                 if not self._holds(waiter.owner, waiter.extra):
-                    waiter.rank = rank
+                    self._admitting.pop(waiter, None)
                     return
             waiter.admitted_s = waiter.admitted_s or time.perf_counter()
             waiter.wake()
             # Last, so that whoever comes after an interrupt wakes it again.
-            self._waiting.pop(waiter, None)
-        self._is_ranked = False
+            self._drop(waiter)
 
 
 class _ThreadWaiter(Waiter):

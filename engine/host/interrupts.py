@@ -148,6 +148,8 @@ def _is_handler(frame: FrameType) -> bool:
     arguments = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
     if takes_rest:  # the name stands behind those of keyword-only arguments
         arguments += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+    if type(values) is dict:  # before Python 3.13: a copy, in which the frame would keep all alive
+        values.clear()
     return any(
         interrupted is frame.f_back and isinstance(number, int)
         for number, interrupted in pairwise(arguments)

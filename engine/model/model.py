@@ -10,7 +10,7 @@ from engine.errors import ModelStateError
 from engine.host.imports import ready
 from engine.model import build, facts
 from engine.model.handle import Handle
-from engine.model.state import ModelState, RequestQueue
+from engine.model.state import NO_ID, USUAL, ModelState, RequestQueue
 from engine.runtime.descriptions import Specs
 from engine.runtime.inputs import ThreadInputs
 from engine.tensor import Tensor
@@ -202,7 +202,7 @@ class Model(Handle):
                 values, buffers = thread.bind(inputs, outputs)
             run: Any = thread.run
             deadline_s = None if timeout_s is None else thread.deadline(timeout_s)
-            if cancel is not None or priority or request_id:
+            if cancel is not None or priority is not USUAL or request_id is not NO_ID:
                 run = thread.asked(cancel, priority, request_id)
         except BaseException as error:
             thread.refuse(error, request_id)

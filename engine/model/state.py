@@ -31,6 +31,10 @@ NOT_BUILT = "the model is not built; call build_from_file first"
 BUILDING = "the model is being built; wait until build_from_file has returned"
 _CLOSED = "the model is closed; build a new one"
 
+# The priority and the id of a predict of which neither is asked. To be compared by identity: what
+# is as empty but of another type, as None or False, goes on to where it is refused.
+USUAL, NO_ID = 0, ""
+
 
 class RequestQueue(Protocol):
     """The queue of the requests that `Model.predict_async` makes; the wing `request_queue`."""
@@ -165,7 +169,7 @@ class ModelState:
             kind = ValuesState
         threads.seen = []
         if signature.is_open_ended:
-            predict = recorded(plan.told if predict is plan.predict else predict, threads.seen)
+            predict = recorded(plan.wrappable if predict is plan.predict else predict, threads.seen)
         state = kind(plan, signature, predict, self.path)
         # Under the name `state` predict finds it by itself.
         setattr(threads, "state" if self.observation is None else "own", state)

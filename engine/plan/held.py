@@ -70,7 +70,7 @@ class HoldingExecutable:
 
     def __init__(self, plan: Plan, count: int) -> None:
         self.inner = plan.executable
-        self._run = plan.told
+        self._run = plan.wrappable
         self._memory, self.profile_by_part = plan.memory, plan.profile
         self.concurrency: int = getattr(plan.executable, "concurrency", 0)
         self.inputs = plan.executable.inputs[:-count]

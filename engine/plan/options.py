@@ -130,12 +130,9 @@ class BuildOptions:
         device_id = getattr(settings, "device_id", None) or _device_id(given.get("device_id", "0"))
         declared = backend.info.options
         devices: tuple[Device, ...] = ()
-        # A backend's own, where it had the key before the core.
-        is_own = "device_ids" in declared or not (
-            declared or backend.can(Capability.SEVERAL_DEVICES)
-        )
-        own = {"device_ids"} if is_own else set()
-        if (text := given.get("device_ids", "")) and not own:
+        text = given.get("device_ids", "")
+        own = {"device_ids"} if text and has_own_device_ids(backend) else set()
+        if text and not own:
             is_chosen = bool(device_id or given.get("device_id"))
             several = wing("devices_of")
             device_id, devices = several(backend, target.device_type, text, device_id, is_chosen)
@@ -204,6 +201,13 @@ def _section(
             f"target {target.device_type!r}, and reads [{read[0]}]"
         )
     return {key: value for name in read for key, value in config.get(name, {}).items()}
+
+
+def has_own_device_ids(backend: Backend) -> bool:
+    """Return whether `device_ids` is an option of the backend, which had it before the core."""
+    declared = backend.info.options
+    can = open_backend(backend.name).can(Capability.SEVERAL_DEVICES)  # isolated or not
+    return "device_ids" in declared or not (declared or can)
 
 
 def sections_read(target: Target) -> list[str]:

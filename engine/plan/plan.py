@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from engine.backends import Backend
 from engine.backends.attribution import attribute_errors_to
-from engine.backends.told import looked_up
+from engine.backends.predict_options import by_context
 from engine.plan.contexts import ContextPool
 from engine.plan.reports import (
     InParts,
@@ -151,15 +151,21 @@ class Plan:
         return begin
 
     @property
-    def told(self) -> Predict:
-        """`predict`, as what gives a backend that takes options those of `engine.backends.told`."""
-        run = self.backend.predict_with if self.predict is self.backend.predict else None
-        return self.predict if run is None else looked_up(run)
+    def predict_with(self) -> Callable[..., Values] | None:
+        """`predict` with PredictOptions too, where the plan is one backend's that takes them."""
+        return self.backend.predict_with if self.predict is self.backend.predict else None
+
+    @property
+    def wrappable(self) -> Predict:
+        """`predict` for what stands around it, with the options that are noted for its context."""
+        run = self.predict_with
+        return self.predict if run is None else by_context(run)
 
     @property
     def run_on(self) -> tuple[Device, ...]:
-        """The devices that run nodes of it, the target's first."""
-        return tuple(dict.fromkeys((self.device, *(device for _, device in self.parts))))
+        """The devices that run nodes of it; the target's first, if it does."""
+        devices = dict.fromkeys(device for _, device in self.parts)
+        return tuple(sorted(devices, key=lambda device: device != self.device))
 
     @property
     def takes_strides(self) -> bool:

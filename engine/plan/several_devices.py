@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.backends import Backend
+from engine.backends import Backend, open_backend
 from engine.errors import BackendUnavailable
 from engine.types import Capability, Device
 
@@ -34,6 +34,12 @@ def devices_of(
     if len(devices) == 1:
         return numbers[0], ()
     if not backend.can(Capability.SEVERAL_DEVICES):
+        if open_backend(backend.name).can(Capability.SEVERAL_DEVICES):
+            raise BackendUnavailable(
+                f"{KEY} = {text}: with isolate = true a model runs on one device; leave isolate "
+                "out, or set device_id",
+                backend.name,
+            )
         raise BackendUnavailable(
             f"{KEY} = {text}: backend {backend.name!r} runs a model on one device; set device_id, "
             "or let an engine.MultiDeviceRunner run it on each of them",

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.backends.told import told
+from engine.backends.predict_options import running
 from engine.errors import (
     BackendError,
     Cancelled,
@@ -158,7 +158,7 @@ class SegmentedContext:
 
     def _walk(self, steps: Sequence[Step], values: list[Value], deadline_s: float | None) -> None:
         """Run the segments one after another; the hot path."""
-        options = told.get(id(self)) if told else None
+        options = running.get(id(self)) if running else None
         for step in steps:
             self._running = step  # noted before the flag is read, and `cancel` the other way round
             if self._cancelled:

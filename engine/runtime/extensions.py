@@ -82,10 +82,11 @@ def description(plan: Plan, signature: Signature, path: str) -> ModelDescription
     from engine.types import ModelDescription
 
     graph = plan.source.graph
+    backends = dict.fromkeys(part.name for part, _ in plan.parts)
     return ModelDescription(
         name=Path(path).stem if path else (graph.name if graph else ""),
         path=path,
-        backends=tuple(dict.fromkeys((plan.backend.name, *(part.name for part, _ in plan.parts)))),
+        backends=tuple(sorted(backends, key=lambda name: name != plan.backend.name)),
         inputs=signature.inputs,
         outputs=signature.outputs,
         devices=plan.run_on,

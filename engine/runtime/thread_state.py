@@ -57,9 +57,9 @@ NOTHING_BOUND: Bindings = ([], [], [], [], [])
 class ThreadState:
     """One thread's way through a model, nearly always of tensors alone: `is_plain`.
 
-    plain: plan.predict, or what extensions made of it. run: the same, or what tells backends that
-    want options that nothing is asked. lease: of the context that this thread used last. path: the
-    model's file.
+    plain: plan.predict, or what extensions made of it. run: the same, or what gives the usual
+    options to backends that want some. predict_with: plan.predict_with, where nothing stands around
+    it. lease: of the context that this thread used last. path: the model's file.
     """
 
     __slots__ = (
@@ -78,8 +78,11 @@ class ThreadState:
         "plain",
         "plan",
         "pool",
+        "predict_with",
         "run",
         "signature",
+        "stops_by",
+        "takes_options",
     )
 
     def __init__(
@@ -94,6 +97,8 @@ class ThreadState:
         self.is_plain = signature.is_plain
         self.run = run
         self.plain = run
+        self.predict_with = plan.predict_with if run is plan.predict else None
+        self.takes_options = plan.takes_options
         self.pool = plan.pool
         self.idle = plan.pool.idle
         # With a semaphore no lease is taken without `borrow`: under this name it finds none.
@@ -106,6 +111,7 @@ class ThreadState:
         self.expected: list[tuple[Any, Any]] = list(zip(signature.quick_dtypes, signature.shapes))
         self.descriptions = [description_for(spec) for spec in signature.outputs]
         self.bindings = NOTHING_BOUND
+        self.stops_by: set[str] = set()  # of what may stop a predict, what was asked and is had
         self.path = path
         if plan.wants_options:
             self.run = self.asked(None)
@@ -210,11 +216,19 @@ class ThreadState:
         self.refuse(error)  # or told already: it has run
         if lease is not None:
             self.pool.recover(lease)
+        failed = self._failure(error, timeout_s)
+        try:
+            raise failed
+        finally:
+            del error, failed  # their tracebacks have this frame: no cycle
+
+    def _failure(self, error: BaseException, timeout_s: float | None) -> BaseException:
+        """Return what a user sees when a predict raised `error`."""
         interrupt = raised_by_handler(error)
         if interrupt is not None:
-            raise interrupt
+            return interrupt
         if not isinstance(error, Exception):
-            raise error
+            return error
         if isinstance(error, ModelError):
             failed: EngineError = ModelError(str(error), self.path, error.at_fault)
         elif isinstance(error, DeadlineExceeded) and timeout_s is not None:
@@ -228,12 +242,13 @@ class ThreadState:
         elif isinstance(error, ExtensionError):
             failed = ExtensionError(str(error), error.name)
         elif isinstance(error, EngineError):
-            raise error
+            return error
         else:
             backend = self.plan.backend.name
             text = f"backend {backend!r} raised {one_line(error)}"
             failed = ModelError(text, self.path, at_fault=backend)
-        raise prefixed(failed, "predict failed! ") from error
+        failed.__cause__ = error
+        return prefixed(failed, "predict failed! ")
 
     def refuse(self, error: BaseException, request_id: str = "") -> None:
         """Tell the other ranks of a sliced model, if it is one, that a predict does not begin."""
@@ -285,6 +300,8 @@ class ThreadState:
 
     def require_stoppable(self, capability: Capability, argument: str) -> None:
         """Raise ModelStateError where a backend cannot stop. argument: that asks for it."""
+        if argument in self.stops_by:
+            return
         backend, reason = self.plan.lacks(capability)
         if backend:
             why = f" ({reason})" if reason else ""
@@ -292,6 +309,7 @@ class ThreadState:
                 f"{argument}: backend {backend!r} cannot stop a running model{why}; leave "
                 f"{argument} out"
             )
+        self.stops_by.add(argument)
 
 
 def are_results(outputs: Sequence[Any], descriptions: Sequence[Any]) -> list[bool]:

@@ -34,7 +34,7 @@ def wrapped(
     extensions = loaded(chosen, observes=False)
     if not extensions:
         return plan.predict  # the backend's own, which also begins predicts
-    predict: Predict = plan.told
+    predict: Predict = plan.wrappable
     model = description(plan, signature, path)
     for name, extension in reversed(extensions.items()):
         packs = plan.takes_strides and not getattr(extension, "takes_strides", False)

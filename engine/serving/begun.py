@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import DeadlineExceeded, ModelError, ModelStateError
 from engine.host import deadlines, fork
-from engine.host.interrupts import raised_by_handler, undisturbed
+from engine.host.interrupts import undisturbed
+from engine.runtime.asked import USUAL, Stoppable, options
 from engine.runtime.extensions import as_served
 from engine.serving.request_future import RequestFuture, late
 from engine.tensor.values import tensors_of
@@ -108,11 +108,11 @@ class BegunFuture(RequestFuture):
         return thread if plan.pool.semaphore in (None, semaphore) else None
 
 
-class BegunRun:
+class BegunRun(Stoppable):
     """A run from its begin to its end, which is told once.
 
-    owner: of its slot. is_cancelled: its context was told to stop. is_given_up: its backend has
-    not ended it in time, and may still use its context.
+    owner: of its slot. is_given_up: its backend has not ended it in time, and may still use its
+    context.
     """
 
     def __init__(
@@ -123,7 +123,8 @@ class BegunRun:
         pending: Pending,
         owner: int,
     ) -> None:
-        self.is_cancelled = self.is_given_up = False
+        super().__init__()
+        self.is_given_up = False
         self._future = future
         self._thread = thread
         self._server = server
@@ -134,11 +135,8 @@ class BegunRun:
         self._inputs: Values = ()  # alive as long as the backend reads them
         self._is_of_input = False  # its error: raised as it is
         self._lease: Lease | None = None
-        self._context: Any = None
         self._overdue: list[_Overdue] = []
         self._telling = threading.Lock()  # held by who tells its end, for ever
-        # Reentrant: a backend may call `done` in its context's `cancel`.
-        self._lock = threading.RLock()
 
     def begin(self, inputs: Any) -> bool:
         """Begin, in a worker. What is raised here is the end too.
@@ -159,8 +157,7 @@ class BegunRun:
             self._lease = lease = thread.pool.lend(self._owner)
             context = lease.context
             if self._watch is not None:
-                _ = context.cancel  # announced: where it is missing the backend is at fault
-                self._context = context
+                self._may_stop(context)
                 self._watch.__enter__()
             if self._timeout_s is not None:
                 deadline_s = self._future.deadline_s
@@ -180,8 +177,8 @@ class BegunRun:
         return True
 
     def _options(self) -> PredictOptions:
-        found = self._future.options or PredictOptions()
-        return replace(found, can_be_cancelled=self._watch is not None)
+        wanted = self._future.options or USUAL
+        return options(wanted.priority, wanted.id, self._watch is not None)
 
     def done(self, values: Values | None, error: BaseException | None) -> None:
         """See engine.types.Done."""
@@ -202,19 +199,8 @@ class BegunRun:
 
     # ------------------------------------------------------------------------- what may stop it
 
-    def _stop(self) -> None:
-        """Stop it if it runs; called by the thread that cancels."""
-        with self._lock:
-            if self._context is None or self.is_cancelled:
-                return
-            self.is_cancelled = True
-            self._limit(time.monotonic())
-            try:
-                self._context.cancel()
-            except Exception as error:
-                if raised_by_handler(error):
-                    raise
-                logging.getLogger("engine").exception("a backend's cancel() failed")
+    def _stopping(self) -> None:
+        self._limit(time.monotonic())
 
     def _limit(self, moment_s: float) -> None:
         """Wait no longer for its end than some time after `moment_s`, when it is to stop."""
@@ -262,8 +248,7 @@ class BegunRun:
         """Stop nothing any more, and give the context back."""
         for overdue in self._overdue:
             overdue.run = None
-        with self._lock:  # after who is about to stop it
-            self._context = None
+        self._is_through()
         if self._watch is not None:
             self._watch.__exit__(None, None, None)
             self._watch = None  # no cycle: it has `_stop`

@@ -17,6 +17,7 @@ from engine.host import fork
 from engine.host.cpus import usable_cpus
 from engine.model.build import configuration_of
 from engine.model.model import Model, model_state
+from engine.model.state import NO_ID, USUAL
 from engine.model.update import update_together
 from engine.plan.targets import is_auto
 from engine.runtime.extensions import chosen, description
@@ -253,7 +254,8 @@ class ModelParallelRunner(Runner):
         """
         try:
             direct = self._direct
-            is_plain = timeout_s is None and cancel is None and priority == 0 and request_id == ""
+            is_plain = timeout_s is None and cancel is None
+            is_plain = is_plain and priority is USUAL and request_id is NO_ID
             if is_plain and direct is not None and not self._why_not:
                 results = direct(inputs, outputs)
                 if results is not None:

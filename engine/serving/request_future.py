@@ -170,7 +170,10 @@ class RequestFuture(Future[list[Tensor]]):
         """See concurrent.futures.Future."""
         self._wait(timeout)
         self._refuse_cancelled()
-        return super().result()
+        try:
+            return super().result()
+        finally:
+            del self  # the traceback of its error has this frame: no cycle
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """See concurrent.futures.Future."""
@@ -413,3 +416,4 @@ async def awaited(future: RequestFuture) -> list[Tensor]:
         return future.result()
     finally:
         future.cancel()
+        del future  # the traceback of its error has this frame: no cycle

@@ -19,7 +19,7 @@ from engine.errors import DeadlineExceeded, EngineError, ModelStateError, QueueF
 from engine.host.fair_semaphore import CallbackWaiter, FairSemaphore
 from engine.host.interrupts import in_main_thread, raised_by_handler, undisturbed
 from engine.host.tasks import open_lock
-from engine.runtime.asked import options as wanted
+from engine.runtime.asked import check
 from engine.serving.batching import Batcher, Request
 from engine.serving.pending import PendingRequests
 from engine.serving.request_future import (
@@ -143,17 +143,17 @@ class RequestQueue(Generic[R]):
         semaphore = self.semaphore
         if cancel is not None:
             require("cancel", cancel, CancelToken)
-        options = wanted(priority, request_id) if priority or request_id else None
+        check(priority, request_id)
         is_limited = timeout_s is not None or cancel is not None
         if is_limited and not self.can_stop and not outputs:
-            return self._abandonable(inputs, timeout_s, cancel, options)
+            return self._abandonable(inputs, timeout_s, cancel, priority, request_id)
         has_handlers = in_main_thread()
         semaphore.refuse_nested()
         request = None
         came_s = time.perf_counter()
         admitted_s = 0.0
         deadline_s = None if timeout_s is None else time.monotonic() + _seconds(timeout_s)
-        observed, options = self._begun(options)
+        observed, options = self._begun(priority, request_id)
 
         def run() -> list[Tensor]:
             if self._refusal:
@@ -201,18 +201,20 @@ class RequestQueue(Generic[R]):
         return results
 
     def _begun(
-        self, options: PredictOptions | None
+        self, priority: int, request_id: str
     ) -> tuple[ObservedRequest | None, PredictOptions | None]:
-        """Tell observers, if there are any, that a request has come; return what runs it gets."""
+        """Tell observers, if there are any, that a request has come; return what its run gets."""
         runnable = self.runnable
-        if runnable.observation is None:
-            return None, options
-        observed = runnable.observation.begin(runnable.checked, options.id if options else "")
+        observed = None
+        if runnable.observation is not None:
+            observed = runnable.observation.begin(runnable.checked, request_id)
         if observed is not None:
             observed.devices.extend(runnable.devices)
-        if observed is not None and (options is not None or runnable.wants_options):
-            options = PredictOptions(id=observed.id, priority=options.priority if options else 0)
-        return observed, options
+            if priority or runnable.wants_options:
+                request_id = observed.id
+        if not priority and not request_id:
+            return observed, None
+        return observed, PredictOptions(id=request_id, priority=priority)
 
     def _served(
         self,
@@ -246,7 +248,8 @@ class RequestQueue(Generic[R]):
         inputs: Any,
         timeout_s: float | None,
         cancel: CancelToken | None,
-        options: PredictOptions | None,
+        priority: int,
+        request_id: str,
     ) -> list[Tensor]:
         """Run a request that cannot be stopped in another thread, to be left to itself if late."""
         futures: list[RequestFuture] = []
@@ -260,8 +263,8 @@ class RequestQueue(Generic[R]):
                     timeout_s,
                     cancel,
                     when_full,
-                    priority=options.priority if options else 0,
-                    request_id=options.id if options else "",
+                    priority=priority,
+                    request_id=request_id,
                 )
             )
             return futures[0].result()
@@ -293,9 +296,9 @@ class RequestQueue(Generic[R]):
             timeout_s = _seconds(timeout_s)
         if cancel is not None:
             require("cancel", cancel, CancelToken)
-        options = wanted(priority, request_id) if priority or request_id else None
+        check(priority, request_id)
         make = RequestFuture if self.runnable.batcher is not None else self._futures
-        future = make(self, inputs, timeout_s, cancel, *self._begun(options))
+        future = make(self, inputs, timeout_s, cancel, *self._begun(priority, request_id))
         try:
             if self.runnable.batcher is not None:
                 future.request = self.runnable.batcher.request(inputs, priority)

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import ModelError
+from engine.backends import find_target, open_backend
+from engine.errors import ModelError, SettingError
 from engine.formats.opened import FileVersion, state_of
 from engine.model.model import Model, model_state
+from engine.plan.options import has_own_device_ids, sections_read
 from engine.runtime.extensions import description
 from engine.tensor import Tensor
 from engine.tensor.enums import ModelType
@@ -54,6 +56,7 @@ class ServedModel:
         wanted = self._assignment
         if wanted.cores:
             os.sched_setaffinity(0, wanted.cores)
+        _refuse_own_devices(wanted)
         self._model.build_from_file(
             wanted.model_path,
             ModelType.MINDIR,
@@ -85,7 +88,10 @@ class ServedModel:
             variable,
             cuts,
             description(plan, self._state.require_built().signature, "").backends,
-            (replace(plan.device, id=wanted.device_id), *plan.run_on[1:]),
+            tuple(
+                replace(device, id=wanted.device_id) if device == plan.device else device
+                for device in plan.run_on
+            ),
         )
 
     def _refuse_other_files(self, data_files: Mapping[str, FileVersion]) -> None:
@@ -174,3 +180,18 @@ class ServedModel:
     def close(self) -> None:
         """Free the model."""
         self._model.close()
+
+
+def _refuse_own_devices(wanted: Assignment) -> None:
+    """Raise SettingError where the configuration gives the model other devices than the runner."""
+    if not any(keys.get("device_ids") for keys in wanted.config.values()):
+        return
+    for name in wanted.context.target:
+        target = find_target(name)
+        for section in sections_read(target):
+            text = wanted.config.get(section, {}).get("device_ids")
+            if text and not has_own_device_ids(open_backend(target.backend)):
+                raise SettingError(
+                    f"[{section}] device_ids = {text}: a MultiDeviceRunner runs the model on each "
+                    "of its own device_ids; leave the setting out"
+                )

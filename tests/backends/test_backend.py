@@ -10,6 +10,7 @@ import pytest
 import engine
 from engine import backends
 from engine.backends import BackendState
+from engine.backends.attribution import attribute_errors_to
 from engine.backends.backend import Backend
 from engine.backends.isolation.probe import from_json, probe, to_json
 from engine.hookspecs import hookimpl
@@ -105,6 +106,38 @@ def test_a_capability_without_its_hooks_is_ignored_and_the_record_says_so(
     [warning] = backend.warnings
     assert f"does not implement {missing};" in warning
     assert "is ignored" in backend.warnings[0]
+
+
+def test_a_backend_that_wants_options_and_takes_none_gets_none_and_the_record_says_so() -> None:
+    class Wanting(Plugin):
+        capabilities = frozenset({Capability.PREDICT_OPTIONS})
+
+    class Taking(Wanting):
+        @hookimpl
+        def engine_predict(self, context, inputs, options=None):
+            raise AssertionError("not reached")
+
+    backend = opened(Wanting())
+    assert not backend.can(Capability.PREDICT_OPTIONS)
+    assert "has a parameter options=None; the capability is ignored" in backend.warnings[0]
+    backend = opened(Taking())
+    assert backend.can(Capability.PREDICT_OPTIONS)
+    assert backend.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("hook", "raised", "error", "says"),
+    [
+        ("engine_compile", ValueError("x = 3"), ValueError, "^backend 'odd': x = 3$"),
+        ("engine_load", UnicodeError("bad"), engine.BackendUnavailable, "its engine_load raised"),
+        ("memory", ValueError("x"), engine.BackendUnavailable, "its memory raised ValueError: x"),
+    ],
+)
+def test_a_value_error_names_the_backend_and_is_a_users_only_where_options_are_read(
+    hook: str, raised: ValueError, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says), attribute_errors_to(opened(Plugin()), hook):
+        raise raised
 
 
 def test_the_other_collectives_are_optional() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 import engine
 from engine.backends.doors import EXTENSIONS
-from engine.errors import BackendError
+from engine.errors import BackendError, SettingError
 from engine.model.model import model_state
+from engine.runtime.extensions import description
 from engine.types import Capability, Device
 from engine_testing import models, null_mesh, plugins
 
@@ -120,8 +121,17 @@ def test_a_backend_of_one_device_refuses_several(
     with pytest.raises(BackendError, match="cannot be used with others: no link"):
         load(models.affine(tmp_path), "lacking", device_ids="0,1")
     config = {"null_mesh_context": {"device_ids": "0,1"}, "common_context": {"isolate": "true"}}
-    with pytest.raises(BackendError, match="runs a model on one device"):
+    with pytest.raises(BackendError, match="with isolate = true a model runs on one device; leave"):
         engine.load(models.affine(tmp_path), target="null_mesh", config=config)
+
+
+def test_a_runner_of_many_devices_refuses_a_model_of_several(tmp_path: Path) -> None:
+    context = engine.Context()
+    context.target = ["null_mesh"]
+    context.parallel.config_info = {"null_mesh_context": {"device_ids": "1"}}
+    says = r"\[null_mesh_context\] device_ids = 1: a MultiDeviceRunner .*leave the setting out"
+    with pytest.raises(SettingError, match=says):
+        engine.MultiDeviceRunner(str(models.affine(tmp_path)), [0, 1], context)
 
 
 def test_a_backend_that_had_an_option_of_that_name_keeps_it(
@@ -132,6 +142,23 @@ def test_a_backend_that_had_an_option_of_that_name_keeps_it(
         model.predict([X])
     [options] = had.given
     assert (dict(options.options), options.devices) == ({"device_ids": "anything"}, ())
+
+
+@pytest.mark.parametrize("isolate", ["false", "true"])
+def test_a_device_on_which_nothing_runs_is_not_named(
+    isolate: str, null_backend: str, tmp_path: Path
+) -> None:
+    config = {
+        "null_mesh_context": {"unsupported_ops": "Add,Mul"},
+        "common_context": {"isolate": isolate},
+    }
+    target = ["null_mesh", "null"]
+    with engine.load(models.affine(tmp_path), target=target, config=config) as model:
+        model.predict([X])
+        plan = model_state(model).require_built().plan
+        assert plan.run_on == (Device("null"),)
+        about = description(plan, model_state(model).require_built().signature, "")
+        assert (about.devices, about.backends) == ((Device("null"),), ("null",))
 
 
 def test_segments_run_on_them_too(null_backend: str, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_who_waits_is_served_in_the_order_of_coming() -> None:
         served = []
         for index in range(12):
             served.append(threads.submit(work, index))
-            wait_until(lambda count=index + 1: len(pool.semaphore._waiting) == count)
+            wait_until(lambda count=index + 1: pool.semaphore.waiting == count)
         pool.give_back(held)
     assert [each.exception() for each in served] == [None] * 12
     assert order == list(range(12))
@@ -153,7 +153,7 @@ def test_waiting_can_be_cancelled(fake: ModuleType, single: engine.Model) -> Non
         runs = threads.submit(single.predict, [X], cancel=first)
         wait_until(lambda: fake.running)
         waits = threads.submit(single.predict, [X], cancel=second)
-        wait_until(lambda: model_state(single).plan.pool.semaphore._waiting)
+        wait_until(lambda: model_state(single).plan.pool.semaphore.waiting)
         second.cancel()
         assert isinstance(waits.exception(60), engine.Cancelled)
         assert not runs.done()
@@ -169,7 +169,7 @@ def test_a_model_closed_while_threads_wait_refuses_them_and_is_freed(fake, singl
     pool = model_state(single).plan.pool
     with ThreadPoolExecutor(4) as threads:
         asked = [threads.submit(single.predict, [X]) for _ in range(4)]
-        wait_until(lambda: len(pool.semaphore._waiting) == 3)
+        wait_until(lambda: pool.semaphore.waiting == 3)
         single.close()
         fake.delay_s = 0
     refused = [str(call.exception()) for call in asked if call.exception()]

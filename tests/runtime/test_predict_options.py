@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,13 @@ def test_an_isolated_backend_predicts_without_them(plugin_folder: Path, tmp_path
         ({"priority": 101}, ValueError, "priority must be -100 to 100, but got 101"),
         ({"priority": "high"}, TypeError, "priority must be an int"),
         ({"priority": True}, TypeError, "priority must be an int"),
+        ({"priority": None}, TypeError, "priority must be an int of -100 to 100, but got .*None"),
+        ({"priority": 0.0}, TypeError, "priority must be an int"),
+        ({"priority": False}, TypeError, "got <class 'bool'>; leave it out for 0"),
         ({"request_id": 5}, TypeError, "request_id must be a str"),
+        ({"request_id": None}, TypeError, "request_id must be a str, but got .*None"),
+        ({"request_id": 0}, TypeError, "request_id must be a str"),
+        ({"request_id": b""}, TypeError, "got <class 'bytes'>; leave it out for none"),
     ],
 )
 def test_what_cannot_be_asked_is_an_error(
@@ -197,6 +204,10 @@ def test_what_cannot_be_asked_is_an_error(
     with engine.load(models.affine(tmp_path), target="null") as model:
         with pytest.raises(error, match=says):
             model.predict([X], **asked)
+        with pytest.raises(error, match=says):
+            model.predict([X], cancel=CancelToken(), **asked)
+        with pytest.raises(error, match=says):
+            asyncio.run(model.predict_async([X], **asked))
         check(model.predict([X]))
     runner = engine.ModelParallelRunner()
     context = engine.Context()
@@ -207,4 +218,8 @@ def test_what_cannot_be_asked_is_an_error(
             runner.predict([X], **asked)
         with pytest.raises(error, match=says):
             runner.submit([X], **asked)
+        with pytest.raises(error, match=says):
+            asyncio.run(runner.predict_async([X], **asked))
+        with ThreadPoolExecutor(1) as threads, pytest.raises(error, match=says):
+            threads.submit(runner.predict, [X], **asked).result(60)  # not the main thread
         check(runner.predict([X]))

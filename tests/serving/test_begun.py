@@ -429,3 +429,47 @@ def test_a_result_is_free_when_its_future_is(null_device: str, tmp_path: Path) -
             wait_until(lambda: alive() is None)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("way", ["submit", "async", "predict"])
+@pytest.mark.parametrize("fault", ["done", "raise", "input"])
+def test_a_failed_request_keeps_no_model_alive_until_a_collection(
+    way: str, fault: str, install: Any, tmp_path: Path
+) -> None:
+    extra = f"""
+@hookimpl
+def engine_predict_async(context, inputs, outputs, deadline_s, done):
+    if {fault!r} == "raise":
+        raise ValueError("not this one")
+    done(None, ValueError("not this one"))
+    return True
+
+@hookimpl
+def engine_predict(context, inputs):
+    raise ValueError("not this one")
+"""
+    install("failing", extra=extra, capabilities=ABLE)
+    x = np.ones((2, 4), np.float32) if fault == "input" else X
+    gc.collect()
+    gc.disable()
+    try:
+        model = engine.load(models.affine(tmp_path), target="failing")
+        alive = weakref.ref(model_state(model))
+        with suppress(engine.EngineError):
+            if way == "submit":
+                model._queue().submit([x], None, None).result(60)
+            elif way == "async":
+                asyncio.run(failing(model, x))
+            else:
+                model.predict([x])
+        model.close()
+        del model
+        wait_until(lambda: alive() is None)
+    finally:
+        gc.enable()
+
+
+async def failing(model: engine.Model, x: Any) -> None:
+    """Await a request that fails; asyncio's own frames keep what leaves a task."""
+    with suppress(engine.EngineError):
+        await model.predict_async([x])

@@ -196,6 +196,86 @@ def test_nothing_passes_a_barrier_whatever_its_priority() -> None:
     assert (semaphore.waiting, semaphore.running) == (0, 0)
 
 
+def test_thousands_are_admitted_by_priority_and_then_in_the_order_in_which_they_came() -> None:
+    semaphore = FairSemaphore(1)
+    order: list[str] = []
+    draw = random.Random(1)
+    assert semaphore.acquire()
+    priorities = [draw.randint(-100, 100) for _ in range(4000)]
+    waiters = [Waits(str(number), order, priority) for number, priority in enumerate(priorities)]
+    for waiter in waiters:
+        semaphore.enqueue(waiter)
+    leave = set(draw.sample(range(4000), 1000))
+    assert all(semaphore.withdraw(waiters[number]) for number in leave)
+    assert (semaphore.waiting, semaphore.running) == (3000, 1)
+    semaphore.release()
+    while semaphore.running:
+        [owner] = semaphore._holders
+        semaphore.release(owner)
+    there = [number for number in range(4000) if number not in leave]
+    assert order == [str(n) for n in sorted(there, key=lambda n: (-priorities[n], n))]
+    assert semaphore.waiting == 0
+
+
+def test_who_comes_or_goes_looks_at_none_of_those_that_wait() -> None:
+    """Looks are counted by the reads of a rank, of which those who wait have one each."""
+    reads: list[int] = []
+
+    class Counted(Waits):
+        __slots__ = ("_rank",)
+
+        @property
+        def rank(self) -> int:  # type: ignore[override]
+            reads.append(self.owner)
+            return self._rank
+
+        @rank.setter
+        def rank(self, rank: int) -> None:
+            self._rank = rank
+
+    semaphore = FairSemaphore(1)
+    assert semaphore.acquire()
+    waiters = [Counted("", [], number % 5) for number in range(1000)]
+    for waiter in waiters:
+        semaphore.enqueue(waiter)
+    last = Counted("last", [], 3)
+    for step in (
+        lambda: semaphore.enqueue(last),
+        lambda: semaphore.withdraw(last),
+        lambda: semaphore.release(),
+    ):
+        reads.clear()
+        step()
+        assert len(set(reads)) <= 2
+    assert semaphore.running == 1
+
+
+def test_a_thread_that_is_late_or_cancelled_leaves_the_others_in_their_order() -> None:
+    semaphore = FairSemaphore(1)
+    order: list[str] = []
+    assert semaphore.acquire()
+    semaphore.enqueue(Waits("low", order, -1))
+    token = CancelToken()
+
+    def wait(**limits: Any) -> None:
+        semaphore.acquire(priority=5, **limits)
+
+    with ThreadPoolExecutor(2) as threads:
+        late = threads.submit(wait, deadline_s=0.0)
+        cancelled = threads.submit(wait, cancel=token)
+        assert isinstance(late.exception(120), DeadlineExceeded)
+        wait_until(lambda: semaphore.waiting == 2)
+        semaphore.enqueue(Waits("high", order, 5))
+        token.cancel()
+        assert isinstance(cancelled.exception(120), Cancelled)
+    semaphore.release()
+    for _ in range(2):
+        [owner] = semaphore._holders
+        semaphore.release(owner)
+    assert order == ["high", "low"]
+    assert (semaphore.waiting, semaphore.running) == (0, 0)
+
+
 def test_what_comes_back_to_the_queue_comes_before_others_of_its_priority() -> None:
     semaphore = FairSemaphore(1)
     order: list[str] = []

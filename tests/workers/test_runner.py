@@ -67,6 +67,11 @@ def test_what_is_wrong_with_a_request_is_said_as_a_model_says_it(runner) -> None
         runner.predict({"z": rows(1)})
     with pytest.raises(TypeError, match="timeout_s must be a number"):
         runner.predict([rows(1)], timeout_s="soon")
+    for wrong, says in (({"priority": None}, "must be an int"), ({"request_id": 0}, "be a str")):
+        with pytest.raises(TypeError, match=says):
+            runner.predict([rows(1)], **wrong)
+        with pytest.raises(TypeError, match=says):
+            runner.submit([rows(1)], **wrong)
     with pytest.raises(RuntimeError, match="SystemExit: 3"):
         runner.predict([rows(1, LEAVE)])
     check(runner.predict([rows(2)]), rows(2))

@@ -64,7 +64,7 @@ def isolated(backend: Backend) -> Backend:
     result.info = replace(backend.info, capabilities=result.capabilities)
     result.load = lambda source, options: _RemoteModel(backend, source, options)
     result.compile = lambda loaded, options: _RemoteExecutable(loaded)
-    result.predict, result.predict_with = _predict, None
+    result.predict, result.predict_with, result.begin_with = _predict, None, None
     return result
 
 

@@ -62,6 +62,7 @@ class ObservedRequest:
         "_came_s",
         "_checked",
         "_ending",
+        "_made_up",
         "_model",
         "_untold",
         "_watching",
@@ -85,7 +86,8 @@ class ObservedRequest:
         self._begin_s, self._came_s = time.monotonic(), time.perf_counter()
         self._begun: dict[Observer, object] = {}
         self._untold = watching
-        self.id = request_id or f"{os.getpid()}-{next(_numbers)}"
+        self._made_up = f"{os.getpid()}-{next(_numbers)}"
+        self.id = request_id or self._made_up
         self.devices: list[Device] = []
 
     def ran_on(self, devices: Sequence[Device]) -> None:
@@ -111,7 +113,7 @@ class ObservedRequest:
 
         error: None where there are results. inputs: as the caller gave them. admitted_s: when its
         run began, a moment of time.perf_counter(); 0 where it never ran. batch_size, run_id: of
-        that run; "" for its own.
+        that run; "" for its own, whose id is never the user's.
         """
         if not self._ending.acquire(blocking=False):
             return
@@ -145,7 +147,7 @@ class ObservedRequest:
             "compute_s": max(0.0, ended_s - run_s),
             "batch_size": batch_size if ran else 0,
             "devices": tuple(self.devices) if ran else (),
-            "run_id": (run_id or self.id) if ran else "",
+            "run_id": (run_id or self._made_up) if ran else "",
             **error_of(error),
         }
         given = taken = None

@@ -170,7 +170,8 @@ def test_a_raw_entry_replaces_what_an_option_sets_by_default() -> None:
 
 
 def test_a_value_that_onnxruntime_refuses_is_named_with_its_key(load: Any) -> None:
-    expected = r"^\[cpu_context\] session.dynamic_block_base = 'a': onnxruntime refused it: \w"
+    value = r"\[cpu_context\] session.dynamic_block_base = 'a'"
+    expected = rf"^backend 'cpu': {value}: onnxruntime refused it: \w"
     with pytest.raises(engine.SettingError, match=expected):
         load(models.affine, **{"session.dynamic_block_base": "a"})
 

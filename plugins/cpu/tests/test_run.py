@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
+import re
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
@@ -412,3 +415,37 @@ def test_arrays_that_are_bound_keep_their_memory(which: str, load: Any) -> None:
     with pytest.raises(ValueError, match="cannot resize"):
         (x if which == "input" else y).resize((1 << 20,), refcheck=False)
     np.testing.assert_array_equal(model.predict(inputs, outputs)[0], 2 * X + 1)
+
+
+VERBOSE = """
+import sys
+
+import numpy as np
+import onnxruntime as ort
+
+import engine
+
+make = ort.InferenceSession.__init__
+
+def verbose(self, model, sess_options=None, *arguments, **further):
+    sess_options.log_severity_level = 1  # ONNX Runtime names the runs that it begins
+    make(self, model, sess_options, *arguments, **further)
+
+ort.InferenceSession.__init__ = verbose
+x = np.ones((2, 3), np.float32)
+with engine.load(sys.argv[1], target="cpu") as model:
+    for named in ({"request_id": "r-1"}, {}, {"request_id": "two\\nlines"}):
+        model.predict([x], **named)
+    model.predict([x], request_id="late", timeout_s=60)
+    model.predict([x], request_id="told", cancel=engine.CancelToken())
+    model.predict([x], timeout_s=60)
+"""
+
+
+def test_onnx_runtime_names_a_request_in_its_log_and_forgets_it_after_the_run(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", VERBOSE, str(models.affine(tmp_path))]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    tags = re.findall("Running with tag: (.*)", ran.stderr)
+    assert [tag for tag in tags if tag] == ["r-1", r"two\nlines", "late", "told"]

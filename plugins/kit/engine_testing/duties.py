@@ -227,7 +227,12 @@ _SENTENCES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
      "each axis;",
      ("test_a_strided_buffer_is_copied_element_by_element",
       "test_predict_reads_an_input_by_its_strides",
+      "test_strides_count_elements_of_any_size",
       "test_results_of_strided_inputs_may_stay_on_the_device")),
+    ("DeviceBuffer", "offset_bytes: the first element is at pointer + offset_bytes, also where "
+     "`strides` is None.",
+     ("test_a_strided_buffer_is_copied_element_by_element",
+      "test_predict_reads_an_input_by_its_strides")),
     ("engine_copy",
      "No two elements of a target are one place in memory, and what lies between them stays as it "
      "is.",

@@ -100,6 +100,8 @@ class Manifest(Level):
         for capability in plugin.info.capabilities & {*NEEDED}:
             missing = [hook for hook in NEEDED[capability] if not plugin.has(hook)]
             assert missing == [], f"{capability!r} is announced, but {missing} not implemented"
+        ignored = [text for text in plugin.warnings if "the capability is ignored" in text]
+        assert ignored == [], "the core ignores a capability of this backend"
 
     def test_no_hook_is_unknown_to_the_core(self, plugin: Backend) -> None:
         ignored = [text for text in plugin.warnings if "unknown hook" in text]

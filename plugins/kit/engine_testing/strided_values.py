@@ -19,15 +19,17 @@ GRID = np.arange(60, dtype=np.float32).reshape(5, 12)
 class View:
     """A view of an array, and the same of a buffer.
 
-    begin: the first element. The last view has each row in every place.
+    strides: in elements; None where they lie one after the other. begin: the first element.
     """
 
-    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], begin: int) -> None:
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...] | None, begin: int) -> None:
         self.shape, self.strides, self.begin = shape, strides, begin
 
     def of(self, array: Array) -> Array:
         """Return the view of a C-contiguous array."""
-        steps = [step * array.itemsize for step in self.strides]
+        steps = None
+        if self.strides is not None:
+            steps = [step * array.itemsize for step in self.strides]
         return np.ndarray(self.shape, array.dtype, array, self.begin * array.itemsize, steps)
 
     def on(self, whole: DeviceBuffer) -> DeviceBuffer:
@@ -44,6 +46,10 @@ VIEWS = {
     "rows": View((2, 3), (24, 1), 7),
     "alone": View((2, 3), (3, 1), 0),
     "repeated": View((4, 3), (0, 1), 5),
+    "shifted": View((2, 3), None, 7),  # an offset alone
+    "reversed": View((5, 3), (-12, -4), 57),
+    "scalar": View((), (), 31),
+    "empty": View((0, 3), (12, 4), 1),
 }
 
 
@@ -75,13 +81,29 @@ class StridedValues(Level):
     ) -> None:
         whole = strided.put(GRID)
         target = VIEWS[view].on(whole)
-        new = -1 - np.arange(np.prod(target.shape), dtype=np.float32).reshape(target.shape)
+        new = np.arange(-np.prod(target.shape), 0, dtype=np.float32).reshape(target.shape)
         strided.copy(new, target)
         expected = GRID.copy()
         VIEWS[view].of(expected)[...] = new
         np.testing.assert_array_equal(strided.get(whole), expected)
 
-    @pytest.mark.parametrize("view", ["columns", "rows", "repeated", "alone"])
+    @pytest.mark.parametrize("view", ["columns", "reversed", "shifted", "scalar"])
+    @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.int64])
+    def test_strides_count_elements_of_any_size(
+        self, strided: Memory, view: str, dtype: type[np.generic]
+    ) -> None:
+        grid = GRID.astype(dtype)
+        source = VIEWS[view].on(strided.put(grid))
+        np.testing.assert_array_equal(strided.get(source), VIEWS[view].of(grid))
+        whole = strided.put(np.zeros_like(grid))
+        strided.copy(VIEWS[view].of(grid).copy(), VIEWS[view].on(whole))
+        expected = np.zeros_like(grid)
+        VIEWS[view].of(expected)[...] = VIEWS[view].of(grid)
+        np.testing.assert_array_equal(strided.get(whole), expected)
+
+    @pytest.mark.parametrize(
+        "view", ["columns", "rows", "repeated", "alone", "shifted", "reversed"]
+    )
     def test_predict_reads_an_input_by_its_strides(
         self, trial: Trial, strided: Memory, view: str
     ) -> None:
