@@ -60,7 +60,7 @@ class Sharing:
         cache = CompileCache.of(config)
         if not self.weights:
             return GroupForms(cache, is_lending=False)
-        if mode_of(config) is Mode.ON:
+        if mode_of(config).makes:
             return GroupForms(CompileCache(cache.folder, keeps_small=True))
         from engine.weights.location import CacheUnusable
         from engine.weights.shared.private import PrivateCache

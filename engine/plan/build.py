@@ -123,6 +123,8 @@ def compile_plan(
     whole, unsupported = compile_whole(first, source)
     if whole is not None:
         return whole
+    if first.forms is not None:
+        source = first.forms.identified(source)  # its partition is kept
     mixed: Plan = wing("compile_with_fallback")(first, source, unsupported, further)
     return mixed
 

@@ -67,7 +67,7 @@ def explain(
         if entry.identity.model == identity.model and entry.identity != identity
     ]
     stays = ""
-    if cache.mode is Mode.ON and store.is_read_only:
+    if cache.mode.makes and store.is_read_only:
         stays = f"; it stays cold: {str(store.folder)!r} is read-only"
     found = None
     if store.version(identity) is not None:  # a read-only folder has locks of its entries alone
