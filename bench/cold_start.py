@@ -7,7 +7,10 @@
 Each build is a process of its own, which has imported everything, and built and run a tiny model
 both ways before: imports are aside. They take turns:
 
-    first    engine.load into an empty cache: it makes the entry
+    first    engine.load into an empty cache: it has the entry made
+    written  the same process until the entry is written and the model opened from it, with the
+             CPU time of the process that writes it
+    wait     engine.load into an empty cache with compile_cache = wait: it makes the entry itself
     second   engine.load of the entry, which is hashed once more, since it is new
     warm     engine.load of the entry from then on
     plain    engine.load without a cache
@@ -49,7 +52,7 @@ import mindir_models
 import models
 from mindir_memory import anonymous_bytes
 
-WAYS = ("ONNX RT", "control", "plain", "first", "second", "warm")
+WAYS = ("ONNX RT", "control", "plain", "wait", "first", "second", "warm")
 WARM_BYTES = 3 << 30  # more than any build takes, pages of files included
 SETTLED_S = 2.5  # a file that is younger is hashed each time
 
@@ -81,21 +84,26 @@ class Row:
 def measure(folder: Path, name: str, rounds: int, is_cold: bool = False) -> list[Row]:
     tiny, path = models.tiny(folder), CASES[name](folder) if name in CASES else Path(name)
     plain = _as_onnx(path, folder)
-    tinies = {"engine": tiny, "plain": tiny, "ONNX RT": tiny}
-    if plain != path:
-        tinies.update(dict.fromkeys(("engine", "plain"), mindir_models.tiny(folder)))
-    results: dict[str, list[tuple[float, float, int, int]]] = {way: [] for way in WAYS}
+    tinies = {"ONNX RT": tiny}
+    own = tiny if plain == path else mindir_models.tiny(folder)
+    tinies.update(dict.fromkeys(("engine", *WAYS[2:5]), own))
+    ways = (*WAYS[:5], "written", *WAYS[5:])
+    results: dict[str, list[tuple[float, float, int, int]]] = {way: [] for way in ways}
     cache = folder / "cache"
     time.sleep(SETTLED_S)
     for count in range(rounds):
-        shutil.rmtree(cache, ignore_errors=True)
         for way in WAYS:
+            if way in ("wait", "first"):
+                shutil.rmtree(cache, ignore_errors=True)
             if way == "warm":
                 time.sleep(SETTLED_S)
                 _build("engine", path, tinies["engine"], cache)  # its digests are remembered now
-            kind = way if way == "plain" else "ONNX RT" if way in WAYS[:2] else "engine"
+            kind = way if way in WAYS[2:5] else "ONNX RT" if way in WAYS[:2] else "engine"
             given = plain if kind == "ONNX RT" else path
-            results[way].append(_build(kind, given, tinies[kind], cache, is_cold))
+            row, written = _build(kind, given, tinies[kind], cache, is_cold)
+            results[way].append(row)
+            if way == "first":
+                results["written"].append(written)
         print(f"{name}: round {count + 1} of {rounds}", end="\r", file=sys.stderr)
     typical = {
         way: [statistics.median(values) for values in zip(*rows, strict=True)]
@@ -129,6 +137,7 @@ def _as_onnx(path: Path, folder: Path) -> Path:
 
 
 _CHILD = """
+import resource
 import sys
 import tempfile
 import time
@@ -158,7 +167,7 @@ def load(path):
         return engine.load(path, threads=1)
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 with tempfile.TemporaryDirectory() as folder:
-    settings = {"model_cache_dir": folder, "compile_cache": "off" if way != "engine" else "on"}
+    settings = {"model_cache_dir": folder, "compile_cache": "off" if way == "plain" else "wait"}
     for _ in range(2):
         with engine.load(tiny, config={"common_context": settings}) as model:
             run(model)
@@ -171,6 +180,12 @@ model = load(path)
 print(time.process_time() - begin, flush=True)
 run(model)
 print(time.process_time() - begin, flush=True)
+sys.stdin.readline()
+if way == "first":
+    from engine.weights import writing
+    writing.wait()
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(time.process_time() - begin + used.ru_utime + used.ru_stime, flush=True)
 sys.stdin.readline()
 """
 
@@ -188,10 +203,14 @@ def _warm_memory() -> None:
 
 def _build(
     way: str, path: Path, tiny: Path, cache: Path, is_cold: bool = False
-) -> tuple[float, float, int, int]:
-    """Build in a new process: seconds of CPU until built and until run, anonymous bytes, PSS."""
+) -> tuple[tuple[float, float, int, int], tuple[float, float, int, int]]:
+    """Build in a new process: seconds of CPU until built and until run, anonymous bytes, PSS.
+
+    The second has the same for the time until the entry is written, where it is written afterwards.
+    """
     environment = {**os.environ, "ENGINE_CACHE_DIR": str(cache)}
-    environment["ENGINE_CACHE"] = "on" if way == "engine" else "off"
+    modes = {"engine": "on", "first": "on", "wait": "wait"}
+    environment["ENGINE_CACHE"] = modes.get(way, "off")
     with subprocess.Popen(
         [sys.executable, "-c", _CHILD, way, str(path), str(tiny)],
         stdin=subprocess.PIPE,
@@ -217,8 +236,15 @@ def _build(
         if not ran:
             raise SystemExit(f"the process that builds {path.name} failed")
         pss = _pss_bytes(child.pid) - pss_before
+        row = float(answer), float(ran), peak - before, pss
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        while not select([child.stdout], [], [], 0.002)[0]:
+            peak = max(peak, anonymous_bytes(child.pid))
+        written = float(child.stdout.readline())
+        pss = _pss_bytes(child.pid) - pss_before
         child.stdin.close()
-    return float(answer), float(ran), peak - before, pss
+    return row, (written, written, peak - before, pss)
 
 
 def _pss_bytes(pid: int) -> int:

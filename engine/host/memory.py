@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,16 @@ def host_memory(root: Path = _ROOT, proc: Path = _PROC) -> DeviceMemory:
         if free is None or left < free:
             free, used = left, held
     return DeviceMemory(free_bytes=free, used_bytes=used, own_bytes=_resident(proc))
+
+
+def trim(kept_bytes: int = 0) -> None:
+    """Give memory that was freed back to the system, where libc can (glibc).
+
+    kept_bytes: stays at the heap's end for who takes memory next.
+    """
+    release = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if release is not None:
+        release(ctypes.c_size_t(kept_bytes))
 
 
 def _of_machine(proc: Path) -> tuple[int | None, int | None]:

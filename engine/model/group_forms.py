@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from engine.backends import warn_once
 from engine.plan.compile import compile_all
 from engine.types import Capability
-from engine.weights.compile_cache import Build, CompileCache, Mode, T, mode_of
+from engine.weights.compile_cache import Build, CompileCache, T, mode_of
 
 if TYPE_CHECKING:
     from engine.backends import Backend

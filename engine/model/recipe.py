@@ -120,7 +120,8 @@ def build(
 
     options, config = targets.options, targets.options.config
     shared = None if sharing is None else sharing.forms(config)
-    cache = shared or CompileCache.of(config)
+    own = CompileCache.of(config)
+    cache = shared or own
     with ExitStack() as closing:
         lending: Lending | None = None
         if by_handle and any(not _BY_HANDLE.isdisjoint(keys) for keys in config.values()):
@@ -128,7 +129,7 @@ def build(
         if lending is not None:
             closing.callback(lending.close)
         elif leaves_writing and shared is None:
-            cache.leave_writing()
+            own.leave_writing()
         plan = build_plan(
             source,
             targets,
@@ -151,7 +152,7 @@ def build(
             loan = lending.finish(plan.source.name) if lending is not None else None
             built = Built(plan, signature, predict, loan=loan)
             if shared is None or sharing is None:
-                return built._replace(unwritten=cache.unwritten)
+                return built._replace(unwritten=own.unwritten)
             return built._replace(forms=shared, why_unshared=sharing.why_unshared(plan, shared))
         except BaseException as error:
             plan.pool.close()

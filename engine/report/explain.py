@@ -11,7 +11,6 @@ from engine.weights.compile_cache import (
     IS_SMALL,
     MIN_BYTES,
     CompileCache,
-    Mode,
     weights_bytes,
     weights_text,
 )
@@ -79,7 +78,10 @@ def explain(
                 return Explanation(f"its entry is damaged{anew}: {error}{stays}")
     if found is not None:
         return Explanation("it has an entry, which fits", True, found, tuple(others))
-    if store.is_formless(sketch(key, source)):
+    sketched = sketch(key, source)
+    if store.is_held(sketched):
+        return Explanation("a process is writing its entry", others=tuple(others))
+    if store.is_formless(sketched):
         return Explanation(
             f"backend {backend.name!r} wrote no compiled form when it was built last",
             others=tuple(others),

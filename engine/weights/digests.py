@@ -20,7 +20,7 @@ from engine.formats.opened import FileVersion
 
 # A file that was written to less than this ago may be written to again without another time: the
 # clock of a file system ticks in up to 2 s (FAT).
-_SETTLED_NS = 2_000_000_000
+SETTLED_NS = 2_000_000_000
 
 
 class Unhashed(Exception):
@@ -75,12 +75,12 @@ class Digests:
                     self._remember(record, version, digest, status)
                     return digest
             age_ns = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns)
-            if self._only_known and age_ns > _SETTLED_NS:
+            if self._only_known and age_ns > SETTLED_NS:
                 raise Unhashed(str(path))
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             if _version(os.fstat(file.fileno()), is_ours) != version:
                 raise OSError(f"{path}: changed while it was read")
-        if is_ours or age_ns > _SETTLED_NS:
+        if is_ours or age_ns > SETTLED_NS:
             self._remember(record, version, digest, status)
         return digest
 

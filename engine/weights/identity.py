@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from engine.backends import Backend
 from engine.backends.attribution import attribute_errors_to
 from engine.formats.opened import OpenedSource
+from engine.host.paths import absolute
 from engine.types import CompileOptions, ModelSource
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def sketch(key: Mapping[str, str], source: ModelSource) -> str:
         digest.update(source.digest.encode())
         return digest.hexdigest()
     versions = source.versions if isinstance(source, OpenedSource) else {}
-    digest.update(repr(sorted(versions.items())).encode())
+    files = sorted((str(absolute(path)), version) for path, version in versions.items())
+    digest.update(repr(files).encode())
     for location, content in {"": source.data or b"", **source.files}.items():
         view = memoryview(content).cast("B")
         digest.update(f"{location!r} {len(view)} ".encode())

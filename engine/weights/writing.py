@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.backends import warn_once
 from engine.host import child
+from engine.host.memory import trim
 from engine.host.paths import absolute
-from engine.weights.compile_cache import Unwritten, is_there
-from engine.weights.identity import key_of
+from engine.weights.compile_cache import Unwritten
+from engine.weights.identity import identify, key_of
 from engine.weights.location import CacheUnusable
 from engine.weights.locks import let_go, taken
 
@@ -150,6 +151,7 @@ def _finish(writing: _Writing) -> None:
         with _reopening:
             _check()
             writing.reopen()
+            trim()  # its weights were in memory of this process
     elif writing.writer is not None and writing.writer.returncode:
         ending = child.ending(writing.writer.returncode)
         logging.getLogger("engine").warning(
@@ -160,15 +162,21 @@ def _finish(writing: _Writing) -> None:
 
 def _ended(writing: _Writing) -> str:
     """Wait for the end of the writer, whoever has started it; return the last that it said."""
-    with writing.unwritten.store.locked(writing.lock.name, shared=True, check=_check):
-        words = child.last_words(writing.lock.read_text(errors="replace"))
     if writing.writer is not None:
         writing.writer.wait()
-    return words
+        _check()
+    else:
+        with writing.unwritten.store.locked(writing.lock.name, shared=True, check=_check):
+            pass
+    try:
+        return child.last_words(writing.lock.read_text(errors="replace"))
+    except OSError:  # the cache was removed
+        return ""
 
 
 def _is_written(work: Unwritten) -> bool:
-    return is_there(work.store, key_of(work.backend, work.options), work.source)
+    identity = identify(work.store.digests, key_of(work.backend, work.options), work.source)
+    return work.store.version(identity) is not None
 
 
 def _check() -> None:
