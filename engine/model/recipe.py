@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.errors import ModelError
+from engine.formats.collectives import is_collective
 from engine.host.launched import is_launched
 from engine.host.paths import absolute
 from engine.wings import wing
@@ -235,7 +236,7 @@ class Recipe:
             sharing=self.sharing,
             by_handle=True,
             is_resizable=self.is_resizable,
-            leaves_writing=declaration is None and targets.options.world_size == 1,
+            leaves_writing=declaration is None and file.is_onnx and not _has_ranks(opened, targets),
         )
         self.context = copy(self.context)  # its owner may change it for another model
         if self.original is None:
@@ -309,6 +310,14 @@ class Recipe:
         """
         declaration = self._declaration
         return declaration is not None and declaration.mode == "auto" and not self.has_peers
+
+
+def _has_ranks(source: ModelSource, targets: Targets) -> bool:
+    """Return whether a model is one rank's of several, or has collectives."""
+    nodes = source.graph.nodes if source.graph is not None else ()
+    return targets.options.world_size > 1 or any(
+        is_collective(node.op_type, node.domain) for node in nodes
+    )
 
 
 def _opened_again(

@@ -24,17 +24,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.backends import warn_once
 from engine.host import child
+from engine.host.interrupts import pass_interrupt
 from engine.host.memory import trim
 from engine.host.paths import absolute
 from engine.weights.compile_cache import Unwritten
 from engine.weights.identity import identify, key_of
-from engine.weights.location import CacheUnusable
 from engine.weights.locks import let_go, taken
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.types import CompileOptions
+
+
+_EXIT_WAIT_S = 30.0
 
 
 class Request(NamedTuple):
@@ -76,18 +79,26 @@ def write_afterwards(unwritten: Unwritten, reopen: Callable[[], None]) -> None:
 
     What is wrong with the cache is a warning.
     """
-    global _thread
+    writing = _Writing(unwritten, reopen, None)
     try:
-        writing = _Writing(unwritten, reopen, None)
         _start(writing)
-    except (CacheUnusable, OSError) as error:
-        warn_once(f"the compile cache is not written: {error}")
-        return
+        _enqueue(writing)
+    except Exception as error:  # of pickle too; the model is built all the same
+        pass_interrupt(error)
+        warn_once(
+            f"the compile cache is not written: {error}; with ENGINE_CACHE=wait a build writes it "
+            "itself"
+        )
+
+
+def _enqueue(writing: _Writing) -> None:
+    global _thread
     with _changing:
-        _queue.append(writing)
         if _thread is None:
-            _thread = threading.Thread(target=_work, name="engine-cache", daemon=True)
-            _thread.start()
+            thread = threading.Thread(target=_work, name="engine-cache", daemon=True)
+            thread.start()  # it waits for this lock
+            _thread = thread
+        _queue.append(writing)
 
 
 def wait(timeout_s: float | None = None) -> bool:
@@ -152,12 +163,13 @@ def _finish(writing: _Writing) -> None:
             _check()
             writing.reopen()
             trim()  # its weights were in memory of this process
-    elif writing.writer is not None and writing.writer.returncode:
+    elif writing.writer is not None and (writing.writer.returncode or words):
         ending = child.ending(writing.writer.returncode)
+        ending = ending and f"the process that writes it {ending}"
+        reason = ": ".join(filter(None, (ending, words)))
         logging.getLogger("engine").warning(
-            "%s: its entry in the compile cache was not written: the process that writes it %s%s",
-            name, ending, words and f": {words}",
-        )  # fmt: skip
+            "%s: its entry in the compile cache was not written: %s", name, reason
+        )
 
 
 def _ended(writing: _Writing) -> str:
@@ -188,6 +200,8 @@ def _check() -> None:
 def _end() -> None:
     """Let no thread work in a runtime while the interpreter ends; writers go on."""
     global _is_ending
+    if os.getpid() == 1:  # all processes of its container end with it
+        wait(_EXIT_WAIT_S)
     _is_ending = True
     with _reopening:
         _leave_writers()

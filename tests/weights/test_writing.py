@@ -351,6 +351,29 @@ def test_a_fork_meanwhile_leaves_both_processes_well(path, folder, load) -> None
     model.close()
 
 
+def test_variable_weights_are_written_before_the_build_returns(path, folder, load, writers) -> None:
+    with engine.load(path, "cpu", variable_weights=["one"]) as model:
+        assert len(names(folder)) == 1
+        model.update_weights({"one": np.array(2, np.float32)})
+        run(model, 1)
+    assert writers == []
+
+
+def test_a_runner_serves_while_its_models_change_over(path, folder) -> None:
+    runner = engine.ModelParallelRunner()
+    runner.build_from_file(str(path))
+    until = time.monotonic() + LONG_S
+    count, is_over = 0, False
+    while not is_over or count < 10:
+        assert time.monotonic() < until
+        is_over = is_over or writing.wait(0)
+        [y] = runner.predict([engine.Tensor(X)])
+        np.testing.assert_array_equal(y.get_data_to_numpy(), expected())
+        count += 1
+    runner.close()
+    assert len(names(folder)) == 1
+
+
 def _build(path: str) -> float:
     with engine.load(path, "cpu", threads=1) as model:
         return float(model(x=X)["y"][0, 0])
