@@ -27,7 +27,7 @@ takes pages that were free for 2 seconds, and to have them back costs more than 
 2 s a GB, which is 3 times a build. So the way would lose whose turn follows a pause; and a machine
 that is not virtual has no such cost. `--cold` leaves that out.
 
-Random weights; 2 GB of disk while this runs. One thread. Needs the cpu backend, the onnx package
+Random weights; 4 GB of disk while this runs. One thread. Needs the cpu backend, the onnx package
 and Linux. `--json` for programs.
 """
 
