@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.backends import warn_once
 from engine.host import child
 from engine.host.interrupts import pass_interrupt
-from engine.host.memory import trim
+from engine.host.memory import trim_thread
 from engine.host.paths import absolute
 from engine.weights.compile_cache import Unwritten
 from engine.weights.identity import identify, key_of
@@ -162,7 +162,7 @@ def _finish(writing: _Writing) -> None:
         with _reopening:
             _check()
             writing.reopen()
-            trim()  # its weights were in memory of this process
+            trim_thread()  # its weights were in memory of this process
     elif writing.writer is not None and (writing.writer.returncode or words):
         ending = child.ending(writing.writer.returncode)
         ending = ending and f"the process that writes it {ending}"
