@@ -34,6 +34,8 @@ from engine.weights.locks import locked
 
 FORM, RECORD = "form", "entry.json"
 PRIVATE = "private"
+TURN = "writer"
+"""Name of the lock that processes hold which write entries in the background: one at a time."""
 
 _SHARED, _LINKED = "shared", "linked"
 _FOLDERS = ("entries", "building", "locks", "digests", _SHARED, "formless")

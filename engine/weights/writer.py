@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _NICENESS = 10  # not the lowest: a build that waits for the entry waits for this process
 _LIMIT_S = 3600  # and then something is wrong
-_TURN = "writer"
 
 
 def main() -> None:
@@ -33,10 +32,10 @@ def main() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     if _is_removed():
         return
-    from engine.weights.store import Store
+    from engine.weights.store import TURN, Store
 
     store = Store(request.folder)
-    with store.locked(_TURN):
+    with store.locked(TURN):
         signal.alarm(_LIMIT_S)
         if not _is_removed():
             _write(store, request)

@@ -24,12 +24,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.backends import warn_once
 from engine.host import child
+from engine.host.cpus import background
 from engine.host.interrupts import pass_interrupt
 from engine.host.memory import trim_thread
 from engine.host.paths import absolute
 from engine.weights.compile_cache import Unwritten
 from engine.weights.identity import identify, key_of
 from engine.weights.locks import let_go, taken
+from engine.weights.store import TURN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +70,7 @@ class _Ending(Exception):
 
 
 _queue: deque[_Writing] = deque()
-_changing = threading.Lock()  # held to look at the queue
+_changing = threading.RLock()  # held to look at the queue; a signal handler may build too
 _reopening = threading.Lock()  # held while a model is opened anew
 _thread: threading.Thread | None = None
 _is_ending = False
@@ -127,6 +129,7 @@ def _start(writing: _Writing) -> None:
             writing.writer = child.start(
                 ["-m", "engine.weights.writer"], errors, given=pickle.dumps(request)
             )
+            background.add(writing.writer.pid)
     finally:
         let_go(descriptor)
 
@@ -143,7 +146,7 @@ def _work() -> None:
             _finish(writing)
         except _Ending:
             return
-        except Exception as error:  # of an extension too; the model goes on as it is
+        except BaseException as error:  # of an extension too; the model goes on as it is
             name = writing.unwritten.source.name
             logging.getLogger("engine").info("%s: is not opened from its entry: %s", name, error)
         with _changing:
@@ -159,7 +162,8 @@ def _finish(writing: _Writing) -> None:
         _start(writing)
         words = _ended(writing)
     if _is_written(work):
-        with _reopening:
+        # Beside another writer a backend would take the machine for a busy one.
+        with work.store.locked(TURN, shared=True, check=_check), _reopening:
             _check()
             writing.reopen()
             trim_thread()  # its weights were in memory of this process
@@ -176,6 +180,7 @@ def _ended(writing: _Writing) -> str:
     """Wait for the end of the writer, whoever has started it; return the last that it said."""
     if writing.writer is not None:
         writing.writer.wait()
+        background.discard(writing.writer.pid)
         _check()
     else:
         with writing.unwritten.store.locked(writing.lock.name, shared=True, check=_check):
@@ -203,8 +208,8 @@ def _end() -> None:
     if os.getpid() == 1:  # all processes of its container end with it
         wait(_EXIT_WAIT_S)
     _is_ending = True
-    with _reopening:
-        _leave_writers()
+    _reopening.acquire(timeout=_EXIT_WAIT_S)
+    _leave_writers()
 
 
 def _leave_writers() -> None:
@@ -218,7 +223,7 @@ def _forget() -> None:
     global _changing, _reopening, _thread
     _leave_writers()
     _queue.clear()
-    _changing, _reopening, _thread = threading.Lock(), threading.Lock(), None
+    _changing, _reopening, _thread = threading.RLock(), threading.Lock(), None
 
 
 os.register_at_fork(after_in_child=_forget)
