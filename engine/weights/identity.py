@@ -54,10 +54,11 @@ def identify(digests: Digests, key: Mapping[str, str], source: ModelSource) -> I
 def sketch(key: Mapping[str, str], source: ModelSource) -> str:
     """Return a name for a model and its key that costs no hashing of its weights.
 
-    For what may be wrong at times: another model hardly ever has the same.
+    For what may be wrong at times: another model hardly ever has the same. The same whether its
+    digest is known yet or not, where it is in a file.
     """
     digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode())
-    if isinstance(source, OpenedSource) and source.digest:
+    if isinstance(source, OpenedSource) and source.digest and source.files:
         digest.update(source.digest.encode())
         return digest.hexdigest()
     versions = source.versions if isinstance(source, OpenedSource) else {}
