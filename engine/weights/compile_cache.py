@@ -263,7 +263,7 @@ class CompileCache:
             return False
         if source.files or source.variables or source.state or len(source.data or b"") > MIN_BYTES:
             return False
-        if options.device.type != "cpu" or options.devices or options.communicators:
+        if options.device.type != "cpu" or options.devices or options.communicators or options.plan:
             return False
         from engine.weights.making import has_room
 
