@@ -64,8 +64,6 @@ def _write(store: Store, request: Request) -> None:
     executable, _ = CompileCache(request.folder, Mode.WAIT).compiled(backend, source, options)
     if executable is not None:
         executable.close()
-    if store.version(identity) is None:
-        store.note_formless(request.sketched)
 
 
 if __name__ == "__main__":

@@ -43,13 +43,12 @@ _EXIT_WAIT_S = 30.0
 
 
 class Request(NamedTuple):
-    """Order for a writer. folder: the cache's. sketched: see Unwritten."""
+    """Order for a writer. folder: the cache's. path: the model's."""
 
     folder: Path
     path: Path
     backend: str
     options: CompileOptions
-    sketched: str
 
 
 @dataclass(slots=True)
@@ -122,9 +121,7 @@ def _start(writing: _Writing) -> None:
         path = work.source.path
         assert path is not None, "it is read from its file"
         sent = replace(work.options, progress=None, cancel=None)
-        request = Request(
-            work.store.folder.parent, absolute(path), work.backend.name, sent, work.sketched
-        )
+        request = Request(work.store.folder.parent, absolute(path), work.backend.name, sent)
         with open(descriptor, "wb", buffering=0, closefd=False) as errors:
             writing.writer = child.start(
                 ["-m", "engine.weights.writer"], errors, given=pickle.dumps(request)

@@ -387,6 +387,30 @@ def test_a_full_disk_is_a_warning_and_nothing_is_started(
     assert writers == []
 
 
+def test_a_disk_that_is_full_by_then_is_a_warning_and_the_next_build_tries_again(
+    path, folder, load, writers, monkeypatch, caplog
+) -> None:
+    """The writer finds it full: a module that Python imports at its start says so."""
+    (path.parent / "sitecustomize.py").write_text(
+        "import shutil, sys\n"
+        "if 'engine.weights.writer' in sys.orig_argv:\n"
+        "    usage = shutil.disk_usage('/')\n"
+        "    shutil.disk_usage = lambda _: usage._replace(free=1)\n"
+    )
+    with monkeypatch.context() as full:
+        full.syspath_prepend(str(path.parent))
+        with load(path) as model:
+            assert writing.wait(LONG_S)
+            run(model)
+            assert not is_mapped(model)
+    assert "bytes left" in caplog.text
+    assert names(folder) == []
+    with load(path) as model:
+        assert writing.wait(LONG_S)
+        assert is_mapped(model)
+    assert len(writers) == 2
+
+
 def test_a_cache_that_was_removed_is_not_made_anew(path, folder, load) -> None:
     with Store(folder).locked(TURN):
         with load(path) as model:
