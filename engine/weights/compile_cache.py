@@ -198,7 +198,8 @@ class CompileCache:
         What is wrong with the cache is a warning, and the model is built without it. loaded: see
         CompiledForms. build: compiles it.
         """
-        self._unwritten = None
+        # Only of what is compiled first; what others then run, whole or in parts, is written now.
+        leaves, self._leaves, self._unwritten = self._leaves, False, None
         if self.why_unused(backend, source, options):
             return build(backend, source, options, loaded)
         from engine.weights.identity import identify, key_of, sketch
@@ -211,11 +212,9 @@ class CompileCache:
             sketched = sketch(key, source)
             if store.is_formless(sketched):
                 return build(backend, source, options)
-            if self._is_left(store, key, source, options):
+            if leaves and self._is_left(store, key, source, options):
                 made = build(backend, source, options, loaded)
-                if made[0] is None:  # several backends will run it, each part with its own entry
-                    self._leaves = False
-                else:
+                if made[0] is not None:
                     assert isinstance(source, OpenedSource)
                     self._unwritten = Unwritten(store, backend, source, options, sketched)
                 return made
@@ -257,7 +256,7 @@ class CompileCache:
         Another process has to read the same model from its file. What is compiled for a device
         costs as much once more; on the host it costs less than to write the entry.
         """
-        if not self._leaves or weights_bytes(source) < MIN_BYTES or store.is_read_only:
+        if weights_bytes(source) < MIN_BYTES or store.is_read_only:
             return False
         if not isinstance(source, OpenedSource) or source.path is None or source.passes:
             return False

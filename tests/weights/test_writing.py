@@ -347,6 +347,19 @@ def test_variable_weights_are_written_before_the_build_returns(path, folder, loa
     assert writers == []
 
 
+def test_a_model_that_two_backends_run_is_kept_by_its_build(
+    path, folder, null_backend, writers, monkeypatch
+) -> None:
+    """Its weights have not been hashed when the first backend is asked."""
+    monkeypatch.setattr("engine.weights.digests.SETTLED_NS", 0)  # as if the file were old
+    config = {"null_context": {"unsupported_ops": "Add"}}
+    with engine.load(path, [null_backend, "cpu"], config=config) as model:
+        run(model)
+        kept = {entry.identity.key["backend"] for entry in Store(folder).entries()}
+    assert any("partition" in backend for backend in kept)
+    assert writers == []
+
+
 def test_a_runner_serves_while_its_models_change_over(path, folder) -> None:
     runner = engine.ModelParallelRunner()
     runner.build_from_file(str(path))
