@@ -17,9 +17,10 @@ both ways before: imports are aside. They take turns:
     control  InferenceSession(path) once more (A/A)
 
 Time is the CPU time of the process, all threads, from before the build until after it, and until
-after the first predict; ratios are of medians over those of InferenceSession(path), for a .mindir
-over that of the same net as ONNX. "anonymous" is the most anonymous memory beyond
-what there was before, "PSS" the process's share of memory after the first predict, mapped files
+after the first predict; "wall" is by the clock until then. Ratios are of medians over those of
+InferenceSession(path), for a .mindir over that of the same net as ONNX. The process that writes an
+entry runs from the end of the first build on; only "written" counts its CPU time, and nothing its
+memory. "anonymous" is the most anonymous memory beyond what there was before, "PSS" the process's share of memory after the first predict, mapped files
 included, beyond that before.
 
 Before each build a process takes and gives back WARM_BYTES of memory: a virtual machine's host
@@ -65,6 +66,10 @@ CASES: dict[str, Callable[[Path], Path]] = {
 }
 
 
+Result = tuple[float, float, int, int, float]
+"""Seconds of CPU until built and until run; anonymous bytes, PSS; seconds by the clock."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One way to build one model. Ratios are over InferenceSession(path)."""
@@ -75,6 +80,7 @@ class Row:
     cpu: float
     ran_ms: float
     ran: float
+    wall: float
     anonymous_mb: float
     anonymous: float
     pss_mb: float
@@ -88,7 +94,7 @@ def measure(folder: Path, name: str, rounds: int, is_cold: bool = False) -> list
     own = tiny if plain == path else mindir_models.tiny(folder)
     tinies.update(dict.fromkeys(("engine", *WAYS[2:5]), own))
     ways = (*WAYS[:5], "written", *WAYS[5:])
-    results: dict[str, list[tuple[float, float, int, int]]] = {way: [] for way in ways}
+    results: dict[str, list[Result]] = {way: [] for way in ways}
     cache = folder / "cache"
     time.sleep(SETTLED_S)
     for count in range(rounds):
@@ -115,6 +121,7 @@ def measure(folder: Path, name: str, rounds: int, is_cold: bool = False) -> list
             name, way,
             1e3 * own[0], own[0] / base[0],
             1e3 * own[1], own[1] / base[1],
+            own[4] / base[4],
             own[2] / 1e6, own[2] / base[2],
             own[3] / 1e6, own[3] / base[3],
         )
@@ -175,17 +182,18 @@ if tiny.endswith(".onnx"):
     run(ort.InferenceSession(tiny, options, providers=["CPUExecutionProvider"]))
 print("ready", flush=True)
 sys.stdin.readline()
-begin = time.process_time()
+begin, wall = time.process_time(), time.perf_counter()
 model = load(path)
 print(time.process_time() - begin, flush=True)
 run(model)
-print(time.process_time() - begin, flush=True)
+print(time.process_time() - begin, time.perf_counter() - wall, flush=True)
 sys.stdin.readline()
 if way == "first":
     from engine.weights import writing
     writing.wait()
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(time.process_time() - begin + used.ru_utime + used.ru_stime, flush=True)
+cpu = time.process_time() - begin + used.ru_utime + used.ru_stime
+print(cpu, time.perf_counter() - wall, flush=True)
 sys.stdin.readline()
 """
 
@@ -203,8 +211,8 @@ def _warm_memory() -> None:
 
 def _build(
     way: str, path: Path, tiny: Path, cache: Path, is_cold: bool = False
-) -> tuple[tuple[float, float, int, int], tuple[float, float, int, int]]:
-    """Build in a new process: seconds of CPU until built and until run, anonymous bytes, PSS.
+) -> tuple[Result, Result]:
+    """Build in a new process.
 
     The second has the same for the time until the entry is written, where it is written afterwards.
     """
@@ -236,15 +244,16 @@ def _build(
         if not ran:
             raise SystemExit(f"the process that builds {path.name} failed")
         pss = _pss_bytes(child.pid) - pss_before
-        row = float(answer), float(ran), peak - before, pss
+        cpu, wall = map(float, ran.split())
+        row = float(answer), cpu, peak - before, pss, wall
         child.stdin.write("go\n")
         child.stdin.flush()
         while not select([child.stdout], [], [], 0.002)[0]:
             peak = max(peak, anonymous_bytes(child.pid))
-        written = float(child.stdout.readline())
+        cpu, wall = map(float, child.stdout.readline().split())
         pss = _pss_bytes(child.pid) - pss_before
         child.stdin.close()
-    return row, (written, written, peak - before, pss)
+    return row, (cpu, cpu, peak - before, pss, wall)
 
 
 def _pss_bytes(pid: int) -> int:
@@ -271,10 +280,11 @@ def main() -> None:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
     print(f"{'model':14} {'build':8} {'CPU':>9} {'ratio':>6} {'to run':>9} {'ratio':>6} "
+          f"{'wall':>6} "
           f"{'anonymous':>12} {'ratio':>6} {'PSS':>11} {'ratio':>6}")  # fmt: skip
     for row in rows:
         print(f"{Path(row.model).name:14.14} {row.way:8} {row.cpu_ms:6.0f} ms {row.cpu:6.2f} "
-              f"{row.ran_ms:6.0f} ms {row.ran:6.2f} "
+              f"{row.ran_ms:6.0f} ms {row.ran:6.2f} {row.wall:6.2f} "
               f"{row.anonymous_mb:9.1f} MB {row.anonymous:6.2f} {row.pss_mb:8.1f} MB "
               f"{row.pss:6.2f}")  # fmt: skip
 
