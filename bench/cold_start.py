@@ -20,8 +20,8 @@ Time is the CPU time of the process, all threads, from before the build until af
 after the first predict; "wall" is by the clock until then. Ratios are of medians over those of
 InferenceSession(path), for a .mindir over that of the same net as ONNX. The process that writes an
 entry runs from the end of the first build on; only "written" counts its CPU time, and nothing its
-memory. "anonymous" is the most anonymous memory beyond what there was before, "PSS" the process's share of memory after the first predict, mapped files
-included, beyond that before.
+memory. "anonymous" is the most anonymous memory beyond what there was before, "PSS" the process's
+share of memory after the first predict, mapped files included, beyond that before.
 
 Before each build a process takes and gives back WARM_BYTES of memory: a virtual machine's host
 takes pages that were free for 2 seconds, and to have them back costs more than to fill them, up to
