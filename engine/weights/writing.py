@@ -1,9 +1,9 @@
 """Entries of the compile cache that are written after the build, by a process of their own.
 
 To write an entry takes several times a plain build, and the first predict is not to wait for it. A
-process and no thread: it has a low priority, its memory goes when it ends, and it goes on where this
-one ends. Then the model is opened anew from the entry, as a live update is: without that it would
-keep weights of its own, which processes do not share (bench/memory.py).
+process and no thread: it has a low priority, its memory goes when it ends, and it goes on where
+this one ends. Then the model is opened anew from the entry, as a live update is: without that it
+would keep weights of its own, which processes do not share (bench/memory.py).
 
 A lock, which the writer inherits as its stderr, lasts as long as it runs. So there is one for each
 model, whoever has started it, and a process whose writer was killed can tell.
