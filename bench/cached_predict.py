@@ -53,7 +53,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = chain(folder / "model.onnx", 10**8 // LAYER_BYTES, 1)
-        os.environ.update(ENGINE_CACHE="on", ENGINE_CACHE_DIR=str(folder / "cache"))
+        os.environ.update(ENGINE_CACHE="wait", ENGINE_CACHE_DIR=str(folder / "cache"))
         engine.load(path, threads=1).close()
         model, session = engine.load(path, threads=1), ort.InferenceSession(path, options)
         rows = [measure(model, session, batch, arguments.rounds) for batch in (1, 8, 64)]

@@ -7,24 +7,28 @@
 Each build is a process of its own, which has imported everything, and built and run a tiny model
 both ways before: imports are aside. They take turns:
 
-    first    engine.load into an empty cache: it makes the entry
+    first    engine.load into an empty cache: it has the entry made
+    written  the same process until the entry is written and the model opened from it, with the
+             CPU time of the process that writes it
+    wait     engine.load into an empty cache with compile_cache = wait: it makes the entry itself
     second   engine.load of the entry, which is hashed once more, since it is new
     warm     engine.load of the entry from then on
     plain    engine.load without a cache
     control  InferenceSession(path) once more (A/A)
 
 Time is the CPU time of the process, all threads, from before the build until after it, and until
-after the first predict; ratios are of medians over those of InferenceSession(path), for a .mindir
-over that of the same net as ONNX. "anonymous" is the most anonymous memory beyond
-what there was before, "PSS" the process's share of memory after the first predict, mapped files
-included, beyond that before.
+after the first predict; "wall" is by the clock until then. Ratios are of medians over those of
+InferenceSession(path), for a .mindir over that of the same net as ONNX. The process that writes an
+entry runs from the end of the first build on; only "written" counts its CPU time, and nothing its
+memory. "anonymous" is the most anonymous memory beyond what there was before, "PSS" the process's
+share of memory after the first predict, mapped files included, beyond that before.
 
 Before each build a process takes and gives back WARM_BYTES of memory: a virtual machine's host
 takes pages that were free for 2 seconds, and to have them back costs more than to fill them, up to
 2 s a GB, which is 3 times a build. So the way would lose whose turn follows a pause; and a machine
 that is not virtual has no such cost. `--cold` leaves that out.
 
-Random weights; 2 GB of disk while this runs. One thread. Needs the cpu backend, the onnx package
+Random weights; 4 GB of disk while this runs. One thread. Needs the cpu backend, the onnx package
 and Linux. `--json` for programs.
 """
 
@@ -49,7 +53,7 @@ import mindir_models
 import models
 from mindir_memory import anonymous_bytes
 
-WAYS = ("ONNX RT", "control", "plain", "first", "second", "warm")
+WAYS = ("ONNX RT", "control", "plain", "wait", "first", "second", "warm")
 WARM_BYTES = 3 << 30  # more than any build takes, pages of files included
 SETTLED_S = 2.5  # a file that is younger is hashed each time
 
@@ -62,6 +66,10 @@ CASES: dict[str, Callable[[Path], Path]] = {
 }
 
 
+Result = tuple[float, float, int, int, float]
+"""Seconds of CPU until built and until run; anonymous bytes, PSS; seconds by the clock."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One way to build one model. Ratios are over InferenceSession(path)."""
@@ -72,6 +80,7 @@ class Row:
     cpu: float
     ran_ms: float
     ran: float
+    wall: float
     anonymous_mb: float
     anonymous: float
     pss_mb: float
@@ -81,21 +90,26 @@ class Row:
 def measure(folder: Path, name: str, rounds: int, is_cold: bool = False) -> list[Row]:
     tiny, path = models.tiny(folder), CASES[name](folder) if name in CASES else Path(name)
     plain = _as_onnx(path, folder)
-    tinies = {"engine": tiny, "plain": tiny, "ONNX RT": tiny}
-    if plain != path:
-        tinies.update(dict.fromkeys(("engine", "plain"), mindir_models.tiny(folder)))
-    results: dict[str, list[tuple[float, float, int, int]]] = {way: [] for way in WAYS}
+    tinies = {"ONNX RT": tiny}
+    own = tiny if plain == path else mindir_models.tiny(folder)
+    tinies.update(dict.fromkeys(("engine", *WAYS[2:5]), own))
+    ways = (*WAYS[:5], "written", *WAYS[5:])
+    results: dict[str, list[Result]] = {way: [] for way in ways}
     cache = folder / "cache"
     time.sleep(SETTLED_S)
     for count in range(rounds):
-        shutil.rmtree(cache, ignore_errors=True)
         for way in WAYS:
+            if way in ("wait", "first"):
+                shutil.rmtree(cache, ignore_errors=True)
             if way == "warm":
                 time.sleep(SETTLED_S)
                 _build("engine", path, tinies["engine"], cache)  # its digests are remembered now
-            kind = way if way == "plain" else "ONNX RT" if way in WAYS[:2] else "engine"
+            kind = way if way in WAYS[2:5] else "ONNX RT" if way in WAYS[:2] else "engine"
             given = plain if kind == "ONNX RT" else path
-            results[way].append(_build(kind, given, tinies[kind], cache, is_cold))
+            row, written = _build(kind, given, tinies[kind], cache, is_cold)
+            results[way].append(row)
+            if way == "first":
+                results["written"].append(written)
         print(f"{name}: round {count + 1} of {rounds}", end="\r", file=sys.stderr)
     typical = {
         way: [statistics.median(values) for values in zip(*rows, strict=True)]
@@ -107,6 +121,7 @@ def measure(folder: Path, name: str, rounds: int, is_cold: bool = False) -> list
             name, way,
             1e3 * own[0], own[0] / base[0],
             1e3 * own[1], own[1] / base[1],
+            own[4] / base[4],
             own[2] / 1e6, own[2] / base[2],
             own[3] / 1e6, own[3] / base[3],
         )
@@ -129,6 +144,7 @@ def _as_onnx(path: Path, folder: Path) -> Path:
 
 
 _CHILD = """
+import resource
 import sys
 import tempfile
 import time
@@ -158,7 +174,7 @@ def load(path):
         return engine.load(path, threads=1)
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 with tempfile.TemporaryDirectory() as folder:
-    settings = {"model_cache_dir": folder, "compile_cache": "off" if way != "engine" else "on"}
+    settings = {"model_cache_dir": folder, "compile_cache": "off" if way == "plain" else "wait"}
     for _ in range(2):
         with engine.load(tiny, config={"common_context": settings}) as model:
             run(model)
@@ -166,11 +182,18 @@ if tiny.endswith(".onnx"):
     run(ort.InferenceSession(tiny, options, providers=["CPUExecutionProvider"]))
 print("ready", flush=True)
 sys.stdin.readline()
-begin = time.process_time()
+begin, wall = time.process_time(), time.perf_counter()
 model = load(path)
 print(time.process_time() - begin, flush=True)
 run(model)
-print(time.process_time() - begin, flush=True)
+print(time.process_time() - begin, time.perf_counter() - wall, flush=True)
+sys.stdin.readline()
+if way == "first":
+    from engine.weights import writing
+    writing.wait()
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+cpu = time.process_time() - begin + used.ru_utime + used.ru_stime
+print(cpu, time.perf_counter() - wall, flush=True)
 sys.stdin.readline()
 """
 
@@ -188,10 +211,14 @@ def _warm_memory() -> None:
 
 def _build(
     way: str, path: Path, tiny: Path, cache: Path, is_cold: bool = False
-) -> tuple[float, float, int, int]:
-    """Build in a new process: seconds of CPU until built and until run, anonymous bytes, PSS."""
+) -> tuple[Result, Result]:
+    """Build in a new process.
+
+    The second has the same for the time until the entry is written, where it is written afterwards.
+    """
     environment = {**os.environ, "ENGINE_CACHE_DIR": str(cache)}
-    environment["ENGINE_CACHE"] = "on" if way == "engine" else "off"
+    modes = {"engine": "on", "first": "on", "wait": "wait"}
+    environment["ENGINE_CACHE"] = modes.get(way, "off")
     with subprocess.Popen(
         [sys.executable, "-c", _CHILD, way, str(path), str(tiny)],
         stdin=subprocess.PIPE,
@@ -217,8 +244,16 @@ def _build(
         if not ran:
             raise SystemExit(f"the process that builds {path.name} failed")
         pss = _pss_bytes(child.pid) - pss_before
+        cpu, wall = map(float, ran.split())
+        row = float(answer), cpu, peak - before, pss, wall
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        while not select([child.stdout], [], [], 0.002)[0]:
+            peak = max(peak, anonymous_bytes(child.pid))
+        cpu, wall = map(float, child.stdout.readline().split())
+        pss = _pss_bytes(child.pid) - pss_before
         child.stdin.close()
-    return float(answer), float(ran), peak - before, pss
+    return row, (cpu, cpu, peak - before, pss, wall)
 
 
 def _pss_bytes(pid: int) -> int:
@@ -245,10 +280,11 @@ def main() -> None:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
     print(f"{'model':14} {'build':8} {'CPU':>9} {'ratio':>6} {'to run':>9} {'ratio':>6} "
+          f"{'wall':>6} "
           f"{'anonymous':>12} {'ratio':>6} {'PSS':>11} {'ratio':>6}")  # fmt: skip
     for row in rows:
         print(f"{Path(row.model).name:14.14} {row.way:8} {row.cpu_ms:6.0f} ms {row.cpu:6.2f} "
-              f"{row.ran_ms:6.0f} ms {row.ran:6.2f} "
+              f"{row.ran_ms:6.0f} ms {row.ran:6.2f} {row.wall:6.2f} "
               f"{row.anonymous_mb:9.1f} MB {row.anonymous:6.2f} {row.pss_mb:8.1f} MB "
               f"{row.pss:6.2f}")  # fmt: skip
 

@@ -4,7 +4,7 @@
     python bench/memory.py --mb 100   smaller
 
     one process      4 models of one file in one process
-    four processes   4 processes with one model each
+    four processes   4 processes with one model each, built at once
     backbone         two different models of which nearly all weights are the same, one process
     group            the same two, in a ModelGroup and with the cache off
     workspace        4 models of one process that are all activations, over the largest alone; in a
@@ -14,9 +14,10 @@ A size is the sum of the PSS of the processes (each page counted once, shared am
 it) beyond that of processes which have only imported everything, and the growth of shared memory
 (Shmem of /proc/meminfo: tmpfs is used to hide nothing), over the size of the weights. After the
 first predict of each model, which is held against a plain session's, bit by bit. "plain" is the
-same with onnxruntime.InferenceSession.
+same with onnxruntime.InferenceSession. The cache is empty at first: what is measured is the state
+after all entries were written and the models opened from them.
 
-Random weights; three times their size on disk while this runs. One thread. Needs the cpu backend,
+Random weights; nine times their size on disk while this runs. One thread. Needs the cpu backend,
 the onnx package and Linux. `--json` for programs.
 """
 
@@ -28,6 +29,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -114,11 +116,16 @@ kept = []
 for path in paths:
     if way != "plain":
         model = engine.load(path, threads=1, config=config)
-        [y] = model(x=x).values()
+        model(x=x)
     else:
         model = ort.InferenceSession(path, options)
-        [y] = model.run(None, {"x": x})
+        model.run(None, {"x": x})
     kept.append(model)
+if way != "plain":
+    from engine.weights import writing
+    writing.wait()
+for model in kept:
+    [y] = model(x=x).values() if way != "plain" else model.run(None, {"x": x})
     print(sha256(y.tobytes()).hexdigest(), end=" ")
 print(flush=True)
 sys.stdin.readline()
@@ -154,7 +161,9 @@ def sizes(way: str, paths: list[list[Path]], cache: Path, rows: int) -> tuple[in
     shared_before = _shared_bytes()
     children = [_start(way, group, cache, rows) for group in paths]
     before = sum(_pss_bytes(child.pid) for child in children)
-    answers = [_tell(child) for child in children]
+    for child in children:
+        _tell(child)
+    answers = [child.stdout.readline() for child in children if child.stdout is not None]
     after = sum(_pss_bytes(child.pid) for child in children)
     shared = max(0, _shared_bytes() - shared_before)
     for child in children:
@@ -176,12 +185,10 @@ def _start(way: str, paths: list[Path], cache: Path, rows: int) -> subprocess.Po
     return child
 
 
-def _tell(child: subprocess.Popen[str]) -> str:
+def _tell(child: subprocess.Popen[str]) -> None:
     assert child.stdin is not None
-    assert child.stdout is not None
     child.stdin.write("go\n")
     child.stdin.flush()
-    return child.stdout.readline()
 
 
 def _pss_bytes(pid: int) -> int:
@@ -207,13 +214,12 @@ def main() -> None:
         folder = Path(name)
         first, second = (chain(folder / f"{n}.onnx", layers, n) for n in (1, 2))
         cache = folder / "cache"
-        for path in (first, second):  # the entries are made aside
-            sizes("engine", [[path]], cache, 2)
+        time.sleep(2.5)  # a younger file is hashed each time
         one, both = layers * LAYER_BYTES + head_bytes, layers * LAYER_BYTES + 2 * head_bytes
         rows = [
-            measure("one process", [[first] * 4], one, cache),
-            measure("four processes", [[first]] * 4, one, cache),
-            measure("backbone", [[first, second]], both, cache),
+            measure("one process", [[first] * 4], one, folder / "one"),
+            measure("four processes", [[first]] * 4, one, folder / "four"),
+            measure("backbone", [[first, second]], both, folder / "both"),
             measure("group", [[first, second]], both, cache, "group"),
         ]
         models = [wide(folder / f"wide{n}.onnx", n) for n in range(4)]

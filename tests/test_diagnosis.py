@@ -226,7 +226,7 @@ def test_a_variable_that_is_set_is_a_note_on_what_it_does(null_backend: str) -> 
             "no 'no_such', so no model can be built (inst",
         ),
         ("ENGINE_CACHE", "Read", NOTE, ""),
-        ("ENGINE_CACHE", "yes", PROBLEM, "expected on, read, off, so no model can be built"),
+        ("ENGINE_CACHE", "yes", PROBLEM, "expected on, wait, read, off, so no model can be built"),
         ("ENGINE_LOCAL_SIZE", "2", NOTE, ""),
         ("ENGINE_LOCAL_SIZE", "0", PROBLEM, "so no model can be built"),
         ("ENGINE_LOCAL_SIZE", "two", PROBLEM, "so no model can be built"),

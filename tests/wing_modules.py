@@ -5,7 +5,8 @@ WINGS = (
     "backends.isolation", "model.group", "model.group_forms", "plan.in_place", "plan.mixed",
     "plan.dataflow", "plan.segments", "plan.several_devices", "plan.steps", "plan.workspace",
     "runtime.asked", "weights.shared", "formats.adapter_names", "formats.encryption",
-    "formats.lowered", "weights.lowered", "formats.onnx.quantization",
+    "formats.lowered", "weights.lowered", "weights.writer", "weights.writing",
+    "formats.onnx.quantization",
     # These need the onnx package, which the core does not depend on.
     "formats.onnx.infer", "formats.onnx.repair", "plan.extract", "plan.ranges", "plan.reshape",
 )  # fmt: skip

@@ -47,7 +47,7 @@ Environment:
   ENGINE_DEBUG=1  show the traceback of an error
   ENGINE_TARGET=cpu  run there, whatever --target says
   ENGINE_DEC_KEY=@FILE  the key of encrypted models
-  ENGINE_CACHE_DIR=DIR, ENGINE_CACHE=on|read|off
+  ENGINE_CACHE_DIR=DIR, ENGINE_CACHE=on|wait|read|off
     the compile cache: see engine cache --help
   NO_COLOR=1  plain text: no colours, nothing bold"""
 

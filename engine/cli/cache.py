@@ -1,4 +1,4 @@
-"""`engine cache`: shows, explains, verifies and prunes the compile cache."""
+"""`engine cache`: shows, explains, awaits, verifies and prunes the compile cache."""
 
 from __future__ import annotations
 
@@ -35,12 +35,15 @@ Examples:
   engine cache
   engine cache why bert.onnx
   engine cache choices bert.onnx
+  engine cache wait
   engine cache verify
   engine cache prune --max-size 20GB
 
 A model with 8 MB of weights or more is optimised once per machine; later builds of it map what was
 made then, which is about twice the weights. ENGINE_CACHE_DIR is the folder, ENGINE_CACHE=off turns
-the cache off, ENGINE_CACHE=read makes nothing new. Encrypted models are never in it."""
+the cache off, ENGINE_CACHE=read makes nothing new. An entry is written after the build, by a
+process of its own; with ENGINE_CACHE=wait, before the build returns. Encrypted models are never in
+the cache."""
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -54,7 +57,7 @@ folder_option = click.option(
 @options.json
 @click.pass_context
 def cache(context: click.Context, folder: Path | None, json: bool) -> None:
-    """Show, explain, verify and prune the compile cache."""
+    """Show, explain, await, verify and prune the compile cache."""
     if context.invoked_subcommand is None:
         _list(folder, json)
     else:
@@ -215,6 +218,16 @@ def choices(model: Path, folder: Path | None, json: bool) -> None:
                 for trial in evidence.trials
             ],
         )
+
+
+@cache.command("wait", epilog=EPILOG)
+@_shared
+def wait(folder: Path | None, json: bool) -> None:
+    """Wait until all entries that are being written are there."""
+    store = _store(folder)
+    with _usable():
+        store.wait()
+    _list(folder, json)
 
 
 @cache.command("verify", epilog=EPILOG)

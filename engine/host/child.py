@@ -42,16 +42,18 @@ def start(
     env: dict[str, str] | None = None,
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
+    given: bytes = b"",
 ) -> subprocess.Popen[bytes]:
     """Start a child; the caller waits for it.
 
     arguments: Python's own. errors: a file that takes its stderr; not a pipe, which nobody would
-        empty and which what it leaves running could hold open for ever. Nothing goes into its
-        stdin, and its stdout is lost. env: from `environment`, None for that as it is.
+        empty and which what it leaves running could hold open for ever. Its stdout is lost. env:
+        from `environment`, None for that as it is. given: goes into its stdin; what a pipe does not
+        hold waits for the child to read it.
     """
-    return subprocess.Popen(
+    started = subprocess.Popen(
         command(*arguments),
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if given else subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,
         env=environment() if env is None else env,
@@ -59,6 +61,10 @@ def start(
         pass_fds=pass_fds,
         start_new_session=True,
     )
+    if started.stdin is not None:
+        with suppress(BrokenPipeError), started.stdin:  # it has ended
+            started.stdin.write(given)
+    return started
 
 
 def has_ended(child: subprocess.Popen[bytes]) -> bool:

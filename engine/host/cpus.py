@@ -9,6 +9,9 @@ from pathlib import Path
 
 from engine.host.interrupts import pass_interrupt
 
+background: set[int] = set()
+"""Processes that work for this one with a low priority and end soon; their starter notes them."""
+
 
 def usable_cpus(
     cgroup_root: str = "/sys/fs/cgroup",

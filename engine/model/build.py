@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.config.checks import check_decryption, require, require_watchers
@@ -170,6 +172,18 @@ def _build(
         state.built = built
         state.why_not = ""
         state.provider, state.own_names = recipe.provider, recipe.own_names
+        if built.unwritten is not None:
+            state.built = built._replace(unwritten=None)
+            wing("write_afterwards")(built.unwritten, partial(_reopen, weakref.ref(state)))
+
+
+def _reopen(reference: weakref.ref[ModelState]) -> None:
+    """Open a model anew from its entry of the compile cache, unless it is gone."""
+    state = reference()
+    if state is not None and state.built is not None:
+        from engine.model.update import reopen
+
+        reopen(state)
 
 
 def _observation(recipe: Recipe) -> Any:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from engine.backends import warn_once
 from engine.plan.compile import compile_all
 from engine.types import Capability
-from engine.weights.compile_cache import Build, CompileCache, Mode, T, mode_of
+from engine.weights.compile_cache import Build, CompileCache, T, mode_of
 
 if TYPE_CHECKING:
     from engine.backends import Backend
@@ -60,7 +60,7 @@ class Sharing:
         cache = CompileCache.of(config)
         if not self.weights:
             return GroupForms(cache, is_lending=False)
-        if mode_of(config) is Mode.ON:
+        if mode_of(config).makes:
             return GroupForms(CompileCache(cache.folder, keeps_small=True))
         from engine.weights.location import CacheUnusable
         from engine.weights.shared.private import PrivateCache

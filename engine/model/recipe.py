@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.errors import ModelError
+from engine.formats.collectives import is_collective
 from engine.host.launched import is_launched
 from engine.host.paths import absolute
 from engine.wings import wing
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from engine.plan.targets import Choice
     from engine.runtime.signature import Signature
     from engine.types import CancelToken, ModelSource, Predict, Progress
+    from engine.weights.compile_cache import Unwritten
     from engine.weights.variables import VariableWeights
 
     Config = Mapping[str, Mapping[str, str]]
@@ -43,7 +45,8 @@ class Built(NamedTuple):
     predict: the plan's, inside the extensions that are on. updated: the weights that are constants
     of the plan and no more as they were loaded. forms: what holds its compiled forms where nobody
     else does. why_unshared: why its weights are not shared with the group that it is in. loan: its
-    weights, lent to other processes; None where they are not.
+    weights, lent to other processes; None where they are not. unwritten: its entry of the compile
+    cache, which is still to be written; None for none.
     """
 
     plan: Plan
@@ -53,6 +56,7 @@ class Built(NamedTuple):
     forms: object = None
     why_unshared: str = ""
     loan: Loan | None = None
+    unwritten: Unwritten | None = None
 
     def close(self) -> None:
         """Free it once running predicts have ended; twice does nothing."""
@@ -103,12 +107,14 @@ def build(
     sharing: Sharing | None = None,
     by_handle: bool = False,
     is_resizable: bool = True,
+    leaves_writing: bool = False,
 ) -> Built:
     """Build a model that was opened with `targets.suffixes`. path: how extensions know it.
 
     in_place: the backend may hold the variable weights, where nobody shares them. sharing: as for
     `open_targets`. by_handle: lend or borrow weights by a handle, where the
-    configuration says so. is_resizable: who asks for predicts may resize it. A model whose
+    configuration says so. is_resizable: who asks for predicts may resize it. leaves_writing: its
+    entry of the compile cache may be left to be written afterwards, by the caller. A model whose
     predicts are measured is not kept in compiled form.
     """
     from engine.plan import build_plan
@@ -118,13 +124,16 @@ def build(
 
     options, config = targets.options, targets.options.config
     shared = None if sharing is None else sharing.forms(config)
-    cache = shared or CompileCache.of(config)
+    own = CompileCache.of(config)
+    cache = shared or own
     with ExitStack() as closing:
         lending: Lending | None = None
         if by_handle and any(not _BY_HANDLE.isdisjoint(keys) for keys in config.values()):
             lending = wing("lending")(config, cache, options.cancel)
         if lending is not None:
             closing.callback(lending.close)
+        elif leaves_writing and shared is None:
+            own.leave_writing()
         plan = build_plan(
             source,
             targets,
@@ -146,8 +155,8 @@ def build(
                 predict = wrapped(plan, signature, path, chosen)
             loan = lending.finish(plan.source.name) if lending is not None else None
             built = Built(plan, signature, predict, loan=loan)
-            if sharing is None or shared is None:
-                return built
+            if shared is None or sharing is None:
+                return built._replace(unwritten=own.unwritten)
             return built._replace(forms=shared, why_unshared=sharing.why_unshared(plan, shared))
         except BaseException as error:
             plan.pool.close()
@@ -237,6 +246,7 @@ class Recipe:
             sharing=self.sharing,
             by_handle=True,
             is_resizable=self.is_resizable,
+            leaves_writing=declaration is None and file.is_onnx and not _has_ranks(opened, targets),
         )
         self.context = copy(self.context)  # its owner may change it for another model
         if self.original is None:
@@ -310,6 +320,14 @@ class Recipe:
         """
         declaration = self._declaration
         return declaration is not None and declaration.mode == "auto" and not self.has_peers
+
+
+def _has_ranks(source: ModelSource, targets: Targets) -> bool:
+    """Return whether a model is one rank's of several, or has collectives."""
+    nodes = source.graph.nodes if source.graph is not None else ()
+    return targets.options.world_size > 1 or any(
+        is_collective(node.op_type, node.domain) for node in nodes
+    )
 
 
 def _opened_again(

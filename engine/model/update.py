@@ -128,6 +128,23 @@ def _rebuild(state: ModelState, dims: Sequence[Sequence[int]], change: str) -> P
         return old.plan
 
 
+def reopen(state: ModelState) -> None:
+    """Have a model run from its entry of the compile cache, which was written after its build.
+
+    Nothing else of it changes. Raises ModelStateError where another thread closes it meanwhile;
+    ModelError, BackendError where it cannot be opened, and then it goes on as it is.
+    """
+    with state.lock:
+        built, recipe, declared = state.built, state.recipe, state.declared
+        if built is None or recipe is None or declared is None or state.why_not:
+            return
+        if state.is_reshaped:  # the entry is of other sizes
+            return
+        anew = _built_anew(recipe, built, None)
+        anew = anew if state.dims is None else _resized(anew, state.dims, declared)
+        _make_update(state, Change(anew))
+
+
 def measured_copy(state: ModelState, folder: Path) -> ModelState:
     """Build what a model is by now once more, with predicts that are measured: `Plan.profile`.
 
@@ -236,7 +253,7 @@ def _make_update(state: ModelState, change: Change) -> None:
         return
     old = state.built
     state.replace(change.built, "")
-    if not state.is_reshaped:
+    if not state.is_reshaped and state.dims is None:
         state.declared = change.built.signature
     state.threads = threading.local()
     if old is not None:

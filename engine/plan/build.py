@@ -111,11 +111,12 @@ def compile_plan(
     further: the candidates for such nodes, in the order in which they are to be asked, opened
         when they are taken; an error is one that cannot be had.
     """
-    if first.forms is not None and not first.backend.lacks(
-        Capability.MIXED_PLACEMENT, first.options.device
-    ):
-        source = first.forms.identified(source)
-        if digest_of(source) and first.forms.has(source, first.key()):
+    forms = first.forms
+    if first.backend.lacks(Capability.MIXED_PLACEMENT, first.options.device):
+        forms = None
+    if forms is not None:
+        source = forms.identified(source)
+        if digest_of(source) and forms.has(source, first.key()):
             plan: Plan | None
             plan, further = wing("compile_cached_partition")(first, source, further)
             if plan is not None:
@@ -123,6 +124,8 @@ def compile_plan(
     whole, unsupported = compile_whole(first, source)
     if whole is not None:
         return whole
+    if forms is not None:
+        source = forms.identified(source)  # by now, if its weights had not been hashed yet
     mixed: Plan = wing("compile_with_fallback")(first, source, unsupported, further)
     return mixed
 

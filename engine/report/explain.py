@@ -11,7 +11,6 @@ from engine.weights.compile_cache import (
     IS_SMALL,
     MIN_BYTES,
     CompileCache,
-    Mode,
     weights_bytes,
     weights_text,
 )
@@ -67,7 +66,7 @@ def explain(
         if entry.identity.model == identity.model and entry.identity != identity
     ]
     stays = ""
-    if cache.mode is Mode.ON and store.is_read_only:
+    if cache.mode.makes and store.is_read_only:
         stays = f"; it stays cold: {str(store.folder)!r} is read-only"
     found = None
     if store.version(identity) is not None:  # a read-only folder has locks of its entries alone
@@ -79,7 +78,10 @@ def explain(
                 return Explanation(f"its entry is damaged{anew}: {error}{stays}")
     if found is not None:
         return Explanation("it has an entry, which fits", True, found, tuple(others))
-    if store.is_formless(sketch(key, source)):
+    sketched = sketch(key, source)
+    if store.is_held(sketched):
+        return Explanation("a process is writing its entry", others=tuple(others))
+    if store.is_formless(sketched):
         return Explanation(
             f"backend {backend.name!r} wrote no compiled form when it was built last",
             others=tuple(others),

@@ -8,11 +8,12 @@ it.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from engine.backends import Backend, warn_once
 from engine.formats.opened import OpenedSource
@@ -68,9 +69,29 @@ def without_cache(
 class Mode(StrEnum):
     """Use of the cache."""
 
-    ON = "on"  # what is there is used, what is not is made
+    ON = "on"  # what is there is used, what is not is made, after the build where that is dear
+    WAIT = "wait"  # the same, and a build returns when all is made
     READ = "read"  # what is there is used
     OFF = "off"
+
+    @property
+    def makes(self) -> bool:
+        """True where what is not there is made."""
+        return self in (Mode.ON, Mode.WAIT)
+
+
+class Unwritten(NamedTuple):
+    """An entry that is to be written when the model has been built without it.
+
+    store: where. backend, source, options: what it is of; without the model's bytes, if these are
+    many. sketched: see `engine.weights.identity.sketch`.
+    """
+
+    store: Store
+    backend: Backend
+    source: OpenedSource
+    options: CompileOptions
+    sketched: str
 
 
 def mode_of(config: Mapping[str, Mapping[str, str]]) -> Mode:
@@ -104,6 +125,8 @@ class CompileCache:
         self.folder = folder
         self.mode = mode
         self.keeps_small = keeps_small or folder is not None
+        self._unwritten: Unwritten | None = None
+        self._leaves = False
 
     @classmethod
     def of(cls, config: Mapping[str, Mapping[str, str]]) -> CompileCache:
@@ -117,6 +140,18 @@ class CompileCache:
         ascend = config.get("ascend_context", {})
         folder = common.get("model_cache_dir") or ascend.get("model_cache_dir")
         return cls(Path(folder) if folder else None, mode_of(config))
+
+    def leave_writing(self) -> None:
+        """Leave the entry of a model that is read from its file to be written after the build.
+
+        For the cache of one build; `unwritten` then has it.
+        """
+        self._leaves = self.mode is Mode.ON and can_start_processes()
+
+    @property
+    def unwritten(self) -> Unwritten | None:
+        """The entry that the build has left to be written; None for none."""
+        return self._unwritten
 
     @property
     def is_named(self) -> bool:
@@ -163,6 +198,8 @@ class CompileCache:
         What is wrong with the cache is a warning, and the model is built without it. loaded: see
         CompiledForms. build: compiles it.
         """
+        # Only of what is compiled first; what others then run, whole or in parts, is written now.
+        leaves, self._leaves, self._unwritten = self._leaves, False, None
         if self.why_unused(backend, source, options):
             return build(backend, source, options, loaded)
         from engine.weights.identity import identify, key_of, sketch
@@ -175,6 +212,12 @@ class CompileCache:
             sketched = sketch(key, source)
             if store.is_formless(sketched):
                 return build(backend, source, options)
+            if leaves and self._is_left(store, key, source, options):
+                made = build(backend, source, options, loaded)
+                if made[0] is not None:
+                    assert isinstance(source, OpenedSource)
+                    self._unwritten = Unwritten(store, backend, source, options, sketched)
+                return made
             identity = identify(store.digests, key, source)
 
             def make(folder: Path | None) -> Compiled:
@@ -199,11 +242,33 @@ class CompileCache:
                 check=options.cancel.check if options.cancel is not None else None,
                 sketched=sketched,
             )
-            return found_or_made(store, self.mode is Mode.ON, work)
+            return found_or_made(store, self.mode.makes, work)
         except CacheUnusable as error:
             raise_interrupt(error)
             warn_once(f"the compile cache is not used: {error}")
             return build(backend, source, options)
+
+    def _is_left(
+        self, store: Store, key: Mapping[str, str], source: ModelSource, options: CompileOptions
+    ) -> bool:
+        """Return whether a model is built without an entry, which is written afterwards.
+
+        Another process has to read the same model from its file. What is compiled for a device
+        costs as much once more; on the host it costs less than to write the entry.
+        """
+        if weights_bytes(source) < MIN_BYTES or store.is_read_only:
+            return False
+        if not isinstance(source, OpenedSource) or source.path is None or source.passes:
+            return False
+        if source.files or source.variables or source.state or len(source.data or b"") > MIN_BYTES:
+            return False
+        if options.device.type != "cpu" or options.devices or options.communicators or options.plan:
+            return False
+        from engine.weights.making import has_room
+
+        return not is_there(store, key, source) and has_room(
+            store, source.name, weights_bytes(source)
+        )
 
     # ---------------------------------------------------------------------------- partitions
 
@@ -211,11 +276,16 @@ class CompileCache:
         """See CompiledForms."""
         if self._why_nothing(source) or not isinstance(source, OpenedSource) or source.digest:
             return source
+        from engine.weights.digests import Unhashed
         from engine.weights.identity import model_digest
         from engine.weights.location import CacheUnusable
 
         try:
-            return replace(source, digest=model_digest(self.store().digests, source))
+            digests = self.store().digests
+            known = digests.known() if self._leaves else digests
+            return replace(source, digest=model_digest(known, source))
+        except Unhashed:  # nothing of it was kept, unless of a copy; the compiled form may be left
+            return source
         except (CacheUnusable, OSError) as error:  # which `use` will meet too, and say
             raise_interrupt(error)
             return source
@@ -261,7 +331,7 @@ class CompileCache:
         self, source: ModelSource, key: Mapping[str, str], write: Callable[[Path], None]
     ) -> None:
         """See CompiledForms."""
-        if self.mode is not Mode.ON or not isinstance(source, OpenedSource) or not source.digest:
+        if not self.mode.makes or not isinstance(source, OpenedSource) or not source.digest:
             return
         from engine.weights.location import CacheUnusable
 
@@ -279,6 +349,22 @@ class CompileCache:
         except (CacheUnusable, OSError) as error:
             raise_interrupt(error)
             warn_once(f"the compile cache is not written: {error}")
+
+
+def is_there(store: Store, key: Mapping[str, str], source: ModelSource) -> bool:
+    """Return whether a model has an entry, as far as that is known without hashing its weights."""
+    from engine.weights.digests import Unhashed
+    from engine.weights.identity import identify
+
+    try:
+        return store.version(identify(store.digests.known(), key, source)) is not None
+    except Unhashed:
+        return False
+
+
+def can_start_processes() -> bool:
+    """Return whether this process can start Python beside it; a program of its own cannot."""
+    return os.name == "posix" and bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 def _partition_of(source: OpenedSource, key: Mapping[str, str]) -> Identity:

@@ -20,17 +20,27 @@ from engine.formats.opened import FileVersion
 
 # A file that was written to less than this ago may be written to again without another time: the
 # clock of a file system ticks in up to 2 s (FAT).
-_SETTLED_NS = 2_000_000_000
+SETTLED_NS = 2_000_000_000
+
+
+class Unhashed(Exception):
+    """A file's digest is not remembered yet, and would be once it was hashed."""
 
 
 class Digests:
     """Digests of files. folder: where they are remembered; it must be private to the user.
 
+    only_known: raise Unhashed instead of hashing a file whose digest can be remembered.
     For any number of threads and processes.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, only_known: bool = False) -> None:
         self._folder = folder
+        self._only_known = only_known
+
+    def known(self) -> Digests:
+        """Return the same digests, of which only the known ones are given."""
+        return Digests(self._folder, only_known=True)
 
     def of(
         self,
@@ -64,11 +74,13 @@ class Digests:
                 if digest and names != status.st_nlink:  # what was changed is the number of links
                     self._remember(record, version, digest, status)
                     return digest
+            age_ns = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns)
+            if self._only_known and age_ns > SETTLED_NS:
+                raise Unhashed(str(path))
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             if _version(os.fstat(file.fileno()), is_ours) != version:
                 raise OSError(f"{path}: changed while it was read")
-        age_ns = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns)
-        if is_ours or age_ns > _SETTLED_NS:
+        if is_ours or age_ns > SETTLED_NS:
             self._remember(record, version, digest, status)
         return digest
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from engine.backends import Backend
 from engine.backends.attribution import attribute_errors_to
 from engine.formats.opened import OpenedSource
+from engine.host.paths import absolute
 from engine.types import CompileOptions, ModelSource
 
 if TYPE_CHECKING:
@@ -53,14 +54,16 @@ def identify(digests: Digests, key: Mapping[str, str], source: ModelSource) -> I
 def sketch(key: Mapping[str, str], source: ModelSource) -> str:
     """Return a name for a model and its key that costs no hashing of its weights.
 
-    For what may be wrong at times: another model hardly ever has the same.
+    For what may be wrong at times: another model hardly ever has the same. The same whether its
+    digest is known yet or not, where it is in a file.
     """
     digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode())
-    if isinstance(source, OpenedSource) and source.digest:
+    if isinstance(source, OpenedSource) and source.digest and source.files:
         digest.update(source.digest.encode())
         return digest.hexdigest()
     versions = source.versions if isinstance(source, OpenedSource) else {}
-    digest.update(repr(sorted(versions.items())).encode())
+    files = sorted((str(absolute(path)), version) for path, version in versions.items())
+    digest.update(repr(files).encode())
     for location, content in {"": source.data or b"", **source.files}.items():
         view = memoryview(content).cast("B")
         digest.update(f"{location!r} {len(view)} ".encode())

@@ -70,6 +70,33 @@ def locked(
         _close(descriptor)
 
 
+def taken(path: Path) -> int | None:
+    """Take the lock of that name for a child process; None where another has it.
+
+    Returns a descriptor for the caller to hand on and to close: the child holds the lock for as
+    long as it runs, whatever becomes of this process. Raises CacheUnusable, as `locked`.
+    """
+    import fcntl  # POSIX
+
+    descriptor = _open(path, shared=False)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is(path, descriptor):
+            return descriptor
+    except BlockingIOError:
+        pass
+    except OSError as error:
+        _close(descriptor)
+        raise CacheUnusable(f"{str(path)!r} cannot be locked: {error.strerror}") from error
+    _close(descriptor)
+    return None
+
+
+def let_go(descriptor: int) -> None:
+    """Close what `taken` gave; the lock stays with who has inherited it."""
+    _close(descriptor)
+
+
 def _open(path: Path, *, shared: bool) -> int:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -101,7 +101,7 @@ class LoweredForms:
                 check=check,
                 is_of_disk=lambda error: isinstance(error, OSError),  # others are the model's
             )
-            return found_or_made(store, cache.mode is Mode.ON, work)
+            return found_or_made(store, cache.mode.makes, work)
         except _NotKept as found:
             return found.source
         except CacheUnusable as error:

@@ -89,7 +89,7 @@ def _made(store: Store, work: Work[T]) -> T:
     """Make it and its entry, under the entry's lock."""
     identity = work.identity
     try:
-        folder = store.begin(identity) if _has_room(store, work) else None
+        folder = store.begin(identity) if has_room(store, work.title, work.nbytes) else None
     except OSError as error:
         warn_once(f"the compile cache is not written: {error}")
         folder = None
@@ -120,15 +120,19 @@ def _reason(error: BaseException) -> BaseException:
     return cause if is_wrapped and cause is not None and str(cause) in str(error) else error
 
 
-def _has_room(store: Store, work: Work[T]) -> bool:
+def has_room(store: Store, title: str, nbytes: int) -> bool:
+    """Return whether the disk has room for an entry; warn where it has not.
+
+    title: of the model, in the warning. nbytes: of its weights. Raises OSError.
+    """
     import shutil
 
     free_bytes = shutil.disk_usage(store.folder).free
-    if free_bytes >= _FREE_FOR_WEIGHTS * work.nbytes:
+    if free_bytes >= _FREE_FOR_WEIGHTS * nbytes:
         return True
     warn_once(
-        f"{work.title}: not kept in the compile cache: {str(store.folder)!r} has {free_bytes:,} "
-        f"bytes left, and the model's weights are {work.nbytes:,} bytes; make room with "
+        f"{title}: not kept in the compile cache: {str(store.folder)!r} has {free_bytes:,} "
+        f"bytes left, and the model's weights are {nbytes:,} bytes; make room with "
         "engine cache prune --max-size SIZE, or set ENGINE_CACHE_DIR"
     )
     return False

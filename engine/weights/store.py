@@ -34,6 +34,8 @@ from engine.weights.locks import locked
 
 FORM, RECORD = "form", "entry.json"
 PRIVATE = "private"
+TURN = "writer"
+"""Name of the lock that processes hold which write entries in the background: one at a time."""
 
 _SHARED, _LINKED = "shared", "linked"
 _FOLDERS = ("entries", "building", "locks", "digests", _SHARED, "formless")
@@ -138,6 +140,23 @@ class Store:
     ) -> AbstractContextManager[bool]:
         """Hold the lock of an entry: see `engine.weights.locks.locked`."""
         return locked(self.folder / "locks" / name, shared=shared, wait=wait, check=check)
+
+    def is_held(self, name: str) -> bool:
+        """Return whether another holds the lock of that name alone. Raises CacheUnusable."""
+        if not os.path.lexists(self.folder / "locks" / name):
+            return False
+        with self.locked(name, shared=True, wait=False) as is_free:
+            return not is_free
+
+    def wait(self, check: Callable[[], None] | None = None) -> None:
+        """Wait until all that is being written now, or is about to be, is written.
+
+        check: called while waiting; may raise. Raises CacheUnusable.
+        """
+        for name in _listed(self.folder / "locks"):
+            if self.is_held(name):
+                with self.locked(name, shared=True, check=check):
+                    pass
 
     def version(self, identity: Identity) -> tuple[int, int] | None:
         """Return what tells an entry from one made later, whatever its state; None for no entry."""

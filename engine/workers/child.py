@@ -25,6 +25,9 @@ def serve(assignment: Assignment, parent: Connection) -> None:
     The first message is followed by the channel's descriptors. `("progress", ...)` may be sent
     before `("ready", Ready)` or `("error", exception)`.
     """
+    # All workers build at once: one makes the compiled form, and the others map it. Each with
+    # weights of its own until it is written would take the memory of all.
+    os.environ.setdefault("ENGINE_CACHE", "wait")
     parent.recv()
     channel = received(*receive_fds(parent, 2))
     model = ServedModel(assignment)

@@ -167,7 +167,9 @@ def test_a_cache_that_is_only_read_gets_nothing_new(path, load, cache, compiles)
 
 
 def test_an_unknown_mode_is_an_error_that_lists_the_modes(tmp_path, load) -> None:
-    with pytest.raises(ValueError, match="on, read, off, but got 'raed'; did you mean 'read'"):
+    with pytest.raises(
+        ValueError, match="on, wait, read, off, but got 'raed'; did you mean 'read'"
+    ):
         load(models.affine(tmp_path), common_context={"compile_cache": "raed"})
 
 

@@ -62,7 +62,7 @@ def test_a_file_that_was_just_written_is_hashed_each_time(path, digests) -> None
 
 @pytest.mark.parametrize("change", ["same size", "other size", "time set back"])
 def test_a_file_that_changed_is_hashed_again(path, digests, change, monkeypatch) -> None:
-    monkeypatch.setattr("engine.weights.digests._SETTLED_NS", 0)  # as if it was written long ago
+    monkeypatch.setattr("engine.weights.digests.SETTLED_NS", 0)  # as if it was written long ago
     write(path, b"one")
     digests.of(path)
     assert len(records(path)) == 1

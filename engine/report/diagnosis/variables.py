@@ -14,7 +14,7 @@ from engine.weights.compile_cache import Mode
 _PREFIX = "ENGINE_"
 
 VARIABLES = {
-    "ENGINE_CACHE": "on, read or off: the compile cache is used, only read, or neither",
+    "ENGINE_CACHE": "on, wait, read or off: how the compile cache is used",
     "ENGINE_CACHE_DIR": "the compile cache lies there",
     "ENGINE_DEBUG": "the command line shows the traceback of an error",
     "ENGINE_DEC_KEY": "the key of the encrypted models that commands are given",

@@ -15,7 +15,6 @@ of the weights, which a mapping must not exceed. Their content is the core's to 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import json
@@ -158,16 +157,6 @@ def discard(folder: Path) -> None:
     with suppress(FileNotFoundError):
         for path in folder.iterdir():
             path.unlink()
-
-
-def trim(kept_bytes: int = 0) -> None:
-    """Give memory that was freed back to the system, where libc can (glibc).
-
-    kept_bytes: stays at the heap's end for who takes memory next.
-    """
-    release = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if release is not None:
-        release(ctypes.c_size_t(kept_bytes))
 
 
 def compiled_key(options: CompileOptions, plugin_version: str) -> dict[str, str]:

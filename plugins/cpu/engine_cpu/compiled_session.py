@@ -11,6 +11,7 @@ import onnxruntime as ort
 
 from engine.errors import CompiledFormError, ModelError
 from engine.host.interrupts import raised_by_handler
+from engine.host.memory import trim
 from engine.types import CompileOptions, ModelSource
 from engine_cpu.compiled import (
     GRAPH,
@@ -19,7 +20,6 @@ from engine_cpu.compiled import (
     check,
     discard,
     finish,
-    trim,
     write_into,
 )
 from engine_cpu.options import session_options

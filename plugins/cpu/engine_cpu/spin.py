@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-from engine.host.cpus import usable_cpus
+from engine.host.cpus import background, usable_cpus
 from engine.host.interrupts import pass_interrupt
 
 # Long enough for the gaps between operators, also where the clock is slow.
@@ -34,7 +34,8 @@ def spin_us(threads: int) -> int:
 def others_running(proc: str = "/proc") -> int:
     """Count other processes' threads that run or could run now, the fewest of a few looks.
 
-    Where the kernel does not say, as many as there are CPUs.
+    Those that work for this one in the background end soon and are not counted. Where the kernel
+    does not say, as many as there are CPUs.
     """
     fewest = sys.maxsize
     try:
@@ -54,13 +55,23 @@ def others_running(proc: str = "/proc") -> int:
 
 
 def _own_running(proc: str) -> int:
-    """Count this process's threads in state R, the calling one among them."""
+    """Count this process's threads in state R, the calling one among them, and its background's."""
+    in_background = sum(_running_in(f"{proc}/{pid}/task") for pid in list(background))
+    return max(1, _running_in(f"{proc}/self/task")) + in_background
+
+
+def _running_in(folder: str) -> int:
+    """Count the threads in state R that a folder of /proc has."""
     states = []
-    for task in os.listdir(f"{proc}/self/task"):
+    try:
+        tasks = os.listdir(folder)
+    except FileNotFoundError:  # a process that has just ended
+        return 0
+    for task in tasks:
         try:
-            with open(f"{proc}/self/task/{task}/stat") as file:
+            with open(f"{folder}/{task}/stat") as file:
                 states.append(file.read().rpartition(")")[2].split()[0])
         except (OSError, IndexError) as error:  # a thread that has just ended
             pass_interrupt(error)
             continue
-    return max(1, states.count("R"))
+    return states.count("R")

@@ -117,7 +117,7 @@ import numpy as np
 from engine.backends import open_backend
 from engine.formats import ModelFile
 from engine.types import CompileOptions, Device
-from engine_cpu.compiled import trim
+from engine.host.memory import trim
 
 def anonymous_bytes():
     gc.collect()

@@ -112,6 +112,20 @@ def test_this_processs_own_threads_are_no_neighbours(
     assert spin.others_running(str(tmp_path)) == min(others, os.cpu_count() or 1)
 
 
+def test_what_works_for_this_process_in_the_background_is_no_neighbour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them has ended already."""
+    monkeypatch.setattr(spin, "background", {7, 8})
+    (tmp_path / "loadavg").write_text("0.1 0.2 0.3 4/79 14")
+    for process, states in {"self": "RS", "7": "RR"}.items():
+        for number, state in enumerate(states):
+            task = tmp_path / process / "task" / str(number)
+            task.mkdir(parents=True)
+            (task / "stat").write_text(f"{number} (a) name) {state} 1 1")
+    assert spin.others_running(str(tmp_path)) == min(1, os.cpu_count() or 1)
+
+
 def test_affinity_pins_all_threads_but_the_callers_own() -> None:
     found = options(Threads(intra_op=2, cores=(1, 0)))
     assert entry(found, "session.intra_op_thread_affinities") == "1"

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx.parser import parse_model
 
 import engine
 from engine.backends import installed
 from engine.formats.encryption import encrypt
+from engine.weights import writing
 from engine.weights.locks import locked
+from engine.weights.store import TURN, Store
 from engine_testing import models
 
 
@@ -271,3 +278,48 @@ def test_a_choice_of_an_encrypted_model_is_in_no_file(cli, tmp_path, monkeypatch
         assert model.placement[0].backend == "cpu"
     assert cli("cache", "--json").json["entries"] == []
     assert list((tmp_path / "cache").rglob("evidence.json")) == []
+
+
+def test_wait_returns_when_nothing_is_being_written_any_more(cli, folder) -> None:
+    store = Store(folder)
+    lock = store.folder / "locks" / "of-a-writer"
+    is_written = threading.Event()
+
+    def write() -> None:
+        with locked(lock):
+            began.set()
+            time.sleep(0.3)
+            is_written.set()
+
+    began = threading.Event()
+    writer = threading.Thread(target=write)
+    writer.start()
+    began.wait()
+    shown = cli("cache", "wait", "--folder", folder)
+    assert is_written.is_set()
+    assert "1 entry" in shown.out
+    writer.join()
+    assert len(cli("cache", "wait", "--folder", folder, "--json").json["entries"]) == 1
+
+
+def test_why_names_an_entry_that_is_being_written(cli, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("ENGINE_CACHE", "on")
+    monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
+    path = large_model(tmp_path)
+    with Store(tmp_path / "cache").locked(TURN):  # no writer has its turn meanwhile
+        engine.load(path, "cpu").close()
+        assert "a process is writing its entry" in cli("cache", "why", path, "--target", "cpu").text
+    assert writing.wait(120)
+    assert "is warm" in cli("cache", "why", path, "--target", "cpu").text
+
+
+def large_model(folder: Path) -> Path:
+    """y = x @ w, with 8 MiB of weights, from which on a model is kept."""
+    model = parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> '
+        "g (float[n, 2048] x) => (float[n, 1024] y) {y = MatMul(x, w)}"
+    )
+    w = np.ones((2048, 1024), np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    onnx.save(model, folder / "large.onnx")
+    return folder / "large.onnx"

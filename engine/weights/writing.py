@@ -1,0 +1,226 @@
+"""Entries of the compile cache that are written after the build, by a process of their own.
+
+To write an entry takes several times a plain build, and the first predict is not to wait for it. A
+process and no thread: it has a low priority, its memory goes when it ends, and it goes on where
+this one ends. Then the model is opened anew from the entry, as a live update is: without that it
+would keep weights of its own, which processes do not share (bench/memory.py).
+
+A lock, which the writer inherits as its stderr, lasts as long as it runs. So there is one for each
+model, whoever has started it, and a process whose writer was killed can tell.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import pickle
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.backends import warn_once
+from engine.host import child
+from engine.host.cpus import background
+from engine.host.interrupts import pass_interrupt
+from engine.host.memory import trim_thread
+from engine.host.paths import absolute
+from engine.weights.compile_cache import Unwritten
+from engine.weights.identity import identify, key_of
+from engine.weights.locks import let_go, taken
+from engine.weights.store import TURN
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from engine.types import CompileOptions
+
+
+_EXIT_WAIT_S = 30.0
+
+
+class Request(NamedTuple):
+    """Order for a writer. folder: the cache's. path: the model's."""
+
+    folder: Path
+    path: Path
+    backend: str
+    options: CompileOptions
+
+
+@dataclass(slots=True)
+class _Writing:
+    """An entry being written. writer: None where another process has started it."""
+
+    unwritten: Unwritten
+    reopen: Callable[[], None]
+    writer: subprocess.Popen[bytes] | None
+
+    @property
+    def lock(self) -> Path:
+        return self.unwritten.store.folder / "locks" / self.unwritten.sketched
+
+
+class _Ending(Exception):
+    """The process ends."""
+
+
+_queue: deque[_Writing] = deque()
+_changing = threading.RLock()  # held to look at the queue; a signal handler may build too
+_reopening = threading.Lock()  # held while a model is opened anew
+_thread: threading.Thread | None = None
+_is_ending = False
+
+
+def write_afterwards(unwritten: Unwritten, reopen: Callable[[], None]) -> None:
+    """Have an entry written, and then call `reopen`, in a thread; that may raise.
+
+    What is wrong with the cache is a warning.
+    """
+    writing = _Writing(unwritten, reopen, None)
+    try:
+        _start(writing)
+        _enqueue(writing)
+    except Exception as error:  # of pickle too; the model is built all the same
+        pass_interrupt(error)
+        warn_once(
+            f"the compile cache is not written: {error}; with ENGINE_CACHE=wait a build writes it "
+            "itself"
+        )
+
+
+def _enqueue(writing: _Writing) -> None:
+    global _thread
+    with _changing:
+        if _thread is None:
+            thread = threading.Thread(target=_work, name="engine-cache", daemon=True)
+            thread.start()  # it waits for this lock
+            _thread = thread
+        _queue.append(writing)
+
+
+def wait(timeout_s: float | None = None) -> bool:
+    """Wait until all that this process has to write is written; return whether it is."""
+    thread = _thread
+    if thread is not None:
+        thread.join(timeout_s)
+    return not _queue and _thread is None
+
+
+def _start(writing: _Writing) -> None:
+    """Start a writer, unless one is at work on the entry."""
+    work = writing.unwritten
+    descriptor = taken(writing.lock)
+    if descriptor is None:
+        return
+    try:
+        os.truncate(descriptor, 0)
+        path = work.source.path
+        assert path is not None, "it is read from its file"
+        sent = replace(work.options, progress=None, cancel=None)
+        request = Request(work.store.folder.parent, absolute(path), work.backend.name, sent)
+        with open(descriptor, "wb", buffering=0, closefd=False) as errors:
+            writing.writer = child.start(
+                ["-m", "engine.weights.writer"], errors, given=pickle.dumps(request)
+            )
+            background.add(writing.writer.pid)
+    finally:
+        let_go(descriptor)
+
+
+def _work() -> None:
+    global _thread
+    while True:
+        with _changing:
+            if not _queue:
+                _thread = None
+                return
+            writing = _queue[0]
+        try:
+            _finish(writing)
+        except _Ending:
+            return
+        except BaseException as error:  # of an extension too; the model goes on as it is
+            name = writing.unwritten.source.name
+            logging.getLogger("engine").info("%s: is not opened from its entry: %s", name, error)
+        with _changing:
+            _queue.popleft()
+        del writing
+
+
+def _finish(writing: _Writing) -> None:
+    work = writing.unwritten
+    name = work.source.name
+    words = _ended(writing)
+    if writing.writer is None and not _is_written(work):  # the other process's was killed
+        _start(writing)
+        words = _ended(writing)
+    if _is_written(work):
+        # Beside another writer a backend would take the machine for a busy one.
+        with work.store.locked(TURN, shared=True, check=_check), _reopening:
+            _check()
+            writing.reopen()
+            trim_thread()  # its weights were in memory of this process
+    elif writing.writer is not None and (writing.writer.returncode or words):
+        ending = child.ending(writing.writer.returncode)
+        ending = ending and f"the process that writes it {ending}"
+        reason = ": ".join(filter(None, (ending, words)))
+        logging.getLogger("engine").warning(
+            "%s: its entry in the compile cache was not written: %s", name, reason
+        )
+
+
+def _ended(writing: _Writing) -> str:
+    """Wait for the end of the writer, whoever has started it; return the last that it said."""
+    if writing.writer is not None:
+        writing.writer.wait()
+        background.discard(writing.writer.pid)
+        _check()
+    else:
+        with writing.unwritten.store.locked(writing.lock.name, shared=True, check=_check):
+            pass
+    try:
+        return child.last_words(writing.lock.read_text(errors="replace"))
+    except OSError:  # the cache was removed
+        return ""
+
+
+def _is_written(work: Unwritten) -> bool:
+    identity = identify(work.store.digests, key_of(work.backend, work.options), work.source)
+    return work.store.version(identity) is not None
+
+
+def _check() -> None:
+    if _is_ending:
+        raise _Ending
+
+
+@atexit.register
+def _end() -> None:
+    """Let no thread work in a runtime while the interpreter ends; writers go on."""
+    global _is_ending
+    if os.getpid() == 1:  # all processes of its container end with it
+        wait(_EXIT_WAIT_S)
+    _is_ending = True
+    _reopening.acquire(timeout=_EXIT_WAIT_S)
+    _leave_writers()
+
+
+def _leave_writers() -> None:
+    for writing in _queue:
+        if writing.writer is not None and writing.writer.returncode is None:
+            writing.writer.returncode = 0  # it is meant to run on: no warning
+
+
+def _forget() -> None:
+    """In a forked child: there is no thread, and the writers are the parent's."""
+    global _changing, _reopening, _thread
+    _leave_writers()
+    _queue.clear()
+    _changing, _reopening, _thread = threading.RLock(), threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_forget)
