@@ -26,8 +26,11 @@ def rewrite(source: ModelSource, patterns: Sequence[Pattern]) -> Prepared:
         return NOTHING
     assert source.graph is not None
     weights: set[str] = set()
-    if INPUTS in patterns:
+    is_old = model.ir_version < inputs.LISTS  # then they are constants though they are listed
+    if INPUTS in patterns or is_old:
         weights = inputs.make_constants(model, {spec.name for spec in source.graph.inputs})
+    if is_old:
+        model.ir_version, weights = inputs.LISTS, set()
     graph = Graph(model)
     for index, node in enumerate(graph.nodes):
         if not weights.isdisjoint(node.input):

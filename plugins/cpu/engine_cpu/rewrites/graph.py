@@ -104,10 +104,19 @@ class Graph:
             number, array = self.scalar(other), self.constant(other)
             if number is None or array is None or (name is not None and x != name):
                 continue
-            shape = self.shape(x) if array.ndim else []
-            if shape is not None and array.ndim <= len(shape):
+            if self.keeps_shape(x, array):
                 return x, number
         return None
+
+    def keeps_shape(self, name: str, array: Array) -> bool:
+        """Return True where a value has the same shape after it is broadcast with an array."""
+        if not array.ndim:
+            return True
+        shape = self.shape(name)
+        if shape is None or array.ndim > len(shape):
+            return False
+        own = shape[len(shape) - array.ndim :]
+        return all(size in (1, dim) for size, dim in zip(array.shape, own, strict=True))
 
     def shape(self, name: str) -> list[int | None] | None:
         """Return the sizes of a value as far as they are fixed; None for an unknown rank."""
