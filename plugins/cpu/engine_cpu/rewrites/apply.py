@@ -31,7 +31,7 @@ def rewrite(source: ModelSource, patterns: Sequence[Pattern]) -> Prepared:
         weights = inputs.make_constants(model, {spec.name for spec in source.graph.inputs})
     if is_old:
         model.ir_version, weights = inputs.LISTS, set()
-    graph = Graph(model)
+    graph = Graph(model, source)
     for index, node in enumerate(graph.nodes):
         if not weights.isdisjoint(node.input):
             graph.note(index, f"rewritten: {inputs.REASON}")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
+from engine.types import ModelSource
 from engine_cpu.prepare import light
 from engine_cpu.prepare.kind import attribute, free_names, inferred, reads, refill, scope_of
 from engine_cpu.tensors import Array
@@ -27,12 +28,14 @@ class Replacement(NamedTuple):
 class Graph:
     """The main graph of a model.
 
-    Patterns see the nodes of the file, never a replacement: `take` says whether nodes are free.
-    reasons: of the nodes that are replaced, by index. leads: the lead of each.
+    Patterns see the nodes of the file, never a replacement: `are_free` says which are left.
+    source: where the model's external data is. reasons: of the nodes that are replaced, by index.
+    leads: the lead of each.
     """
 
-    def __init__(self, model: ModelProto) -> None:
+    def __init__(self, model: ModelProto, source: ModelSource) -> None:
         self.model = model
+        self._source = source
         self.nodes: Sequence[NodeProto] = list(model.graph.node)
         self.opset = next((o.version for o in model.opset_import if o.domain in _STANDARD), 1)
         self.outputs = {value.name for value in model.graph.output}
@@ -188,9 +191,27 @@ class Graph:
             if self.is_a(index, "Reshape") and len(node.input) == 2:
                 return self._reshaped(node)
             tensor = _value(node) if self.is_a(index, "Constant") else None
-        if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
+        if tensor is None or tensor.data_location != TensorProto.EXTERNAL:
+            return None if tensor is None else numpy_helper.to_array(tensor)
+        return self._external(tensor)
+
+    def _external(self, tensor: TensorProto) -> Array | None:
+        """Return a constant of external data, which the core has checked; None for unusual ones."""
+        about = {entry.key: entry.value for entry in tensor.external_data}
+        dtype = _NUMBERS.get(tensor.data_type)
+        if dtype is None or "length" not in about or "location" not in about:
             return None
-        return numpy_helper.to_array(tensor)
+        begin, size = int(about.get("offset", 0)), int(about["length"])
+        content = self._source.files.get(about["location"])
+        if content is not None:
+            data = content[begin : begin + size]
+        elif self._source.folder is None:
+            return None
+        else:
+            with open(self._source.folder / about["location"], "rb") as file:
+                file.seek(begin)
+                data = file.read(size)
+        return np.frombuffer(data, dtype).reshape(tuple(tensor.dims))
 
     def _reshaped(self, node: NodeProto) -> Array | None:
         array, shape = self.constant(node.input[0]), self.constant(node.input[1])
@@ -203,6 +224,7 @@ class Graph:
 
 
 _STANDARD = ("", "ai.onnx")
+_NUMBERS: dict[int, Any] = {TensorProto.FLOAT: np.dtype("<f4"), TensorProto.INT64: np.dtype("<i8")}
 
 
 def _value(node: NodeProto) -> TensorProto | None:

@@ -16,7 +16,7 @@ def replace(graph: Graph, index: int) -> Replacement | None:
     slopes = graph.floats(old.input[1])
     if graph.opset < 7 or slopes is None or not slopes.size:
         return None
-    if not graph.keeps_shape(old.input[0], slopes):
+    if not (graph.is_float(old.input[0]) and graph.keeps_shape(old.input[0], slopes)):
         return None
     bits = slopes.reshape(-1).view("u4")
     if (bits != bits[0]).any() or not abs(slopes.reshape(-1)[0]) < float("inf"):

@@ -34,7 +34,7 @@ def replace(graph: Graph, index: int) -> Replacement | None:
     count = slopes.size
     if not count or slopes.shape not in ((count, 1, 1), (1, count, 1, 1)):
         return None
-    if shape[1] != count or not _has_pixels(graph, x, shape):
+    if shape[1] != count or not graph.is_float(x) or not _has_pixels(graph, x, shape):
         return None
     attributes = {"group": count, "kernel_shape": [1, 1]}
     minus = graph.add(np.full((count, 1, 1, 1), -1, np.float32))
