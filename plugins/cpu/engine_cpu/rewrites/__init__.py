@@ -42,14 +42,16 @@ class Pattern(NamedTuple):
     varies: bool = False
 
 
-INPUTS = Pattern("inputs", 1, 1e-5, frozenset())
+INPUTS = Pattern("inputs", 2, 1e-5, frozenset())
 PATTERNS = (
     INPUTS,
-    Pattern("leaky_relu", 1, 0.0, frozenset({"PRelu"}), is_exact=True),
-    Pattern("prelu", 1, 0.0, frozenset({"PRelu"})),  # the sign of a zero may differ
-    Pattern("hard_swish", 1, 1e-6, frozenset({"Clip"})),
-    Pattern("gelu", 1, 1e-6, frozenset({"Erf"})),
-    Pattern("affine", 1, 1e-5, frozenset({"Conv"})),  # last: it takes factors of the others
+    Pattern("conv1d", 1, 1e-5, frozenset({"Conv"}), varies=True),  # first: it takes what is between
+    Pattern("leaky_relu", 2, 0.0, frozenset({"PRelu"}), is_exact=True),
+    Pattern("prelu", 2, 0.0, frozenset({"PRelu"})),  # the sign of a zero may differ
+    Pattern("hard_swish", 2, 1e-6, frozenset({"Clip"})),
+    Pattern("gelu", 2, 1e-6, frozenset({"Erf"})),
+    Pattern("affine", 2, 1e-5, frozenset({"Conv"})),  # after them: it takes factors of the others
+    Pattern("scales", 1, 1e-6, frozenset({"Add", "Div", "Mul", "Sub"}), varies=True),
 )
 
 

@@ -16,7 +16,7 @@ from engine_cpu.tensors import Array
 
 
 class Replacement(NamedTuple):
-    """Nodes for others. The last of both makes the same value.
+    """Nodes for others. The last of both makes the same value, unless nobody reads that any more.
 
     old: indices of the nodes that go; the last is the lead, in whose place the new ones come.
     """
@@ -46,6 +46,7 @@ class Graph:
         self._names = free_names(model, "engine_cpu.rewritten")
         self._types: dict[str, TypeProto] | None = None
         self._arrays: dict[str, Array | None] = {}
+        self._pixels: dict[str, bool] = {}
         self._makers = {
             name: index for index, node in enumerate(self.nodes) for name in node.output if name
         }
@@ -76,6 +77,30 @@ class Graph:
         if len(readers) != 1 or name in self.outputs or name not in self.nodes[readers[0]].input:
             return None
         return readers[0]
+
+    def readers(self, name: str) -> Sequence[int]:
+        """Return the nodes that read a value, in their subgraphs too."""
+        return self._readers.get(name, ())
+
+    def has_pixels(self, name: str) -> bool:
+        """Return True for an image that is never empty: no Conv takes or gives one that is."""
+        if name not in self._pixels:
+            self._pixels[name] = False  # of a circle
+            self._pixels[name] = self._has_pixels(name)
+        return self._pixels[name]
+
+    def _has_pixels(self, name: str) -> bool:
+        shape = self.shape(name)
+        if shape is not None and len(shape) == 4 and all(shape[2:]):
+            return True
+        index = self.maker(name)
+        if self.is_a(index, "Conv"):
+            return True
+        if index is None or not self.is_a(index, *_KEEPS_SIZES):
+            return False
+        return all(
+            self.has_pixels(x) for x in self.nodes[index].input[:2] if self.constant(x) is None
+        )
 
     def constant(self, name: str) -> Array | None:
         """Return a constant in the file, also by way of Identity and Reshape; None for others."""
@@ -224,6 +249,11 @@ class Graph:
 
 
 _STANDARD = ("", "ai.onnx")
+# Operators whose result is as large as the largest of their first two inputs.
+_KEEPS_SIZES = (
+    "Add", "BatchNormalization", "Clip", "Div", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu",
+    "Mul", "PRelu", "Relu", "Sigmoid", "Sub", "Tanh",
+)  # fmt: skip
 _NUMBERS: dict[int, Any] = {TensorProto.FLOAT: np.dtype("<f4"), TensorProto.INT64: np.dtype("<i8")}
 
 
