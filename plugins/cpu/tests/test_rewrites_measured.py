@@ -134,7 +134,7 @@ def verdict(tmp_path: Path, key: dict[str, str] = KEY) -> measured.Verdict:
     measured._known.clear()
     options = replace(CPU, cache_folder=tmp_path)
     source: Any = type("Source", (), {"is_secret": False})()
-    return measured.verdict_of(source, options, measured.NOTHING, key)
+    return measured.verdict_of(measured.Trial(source, options), measured.NOTHING, key)
 
 
 def test_a_kept_verdict_is_believed_as_long_as_nothing_changes(

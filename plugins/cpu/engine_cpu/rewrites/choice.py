@@ -1,8 +1,8 @@
 """Which form of a model is used: one with its patterns rewritten, or the file's own.
 
 A rewrite that is a gain in one model is a loss in another, so each form is measured (measured.py).
-The patterns that vary most are tried together with the others, and left out. Without measuring, all
-that match are used.
+First with all patterns that match; where that is no gain, without those that vary most. Without
+measuring, all that match are used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine_cpu.prepare import light, read
 from engine_cpu.prepared import NOTHING, Prepared
 from engine_cpu.rewrites import Pattern, candidates, key_of
 from engine_cpu.rewrites.apply import rewrite
-from engine_cpu.rewrites.measured import METHOD, Verdict, verdict_key, verdict_of
+from engine_cpu.rewrites.measured import METHOD, Trial, Verdict, verdict_key, verdict_of
 
 
 class Choice(NamedTuple):
@@ -42,27 +42,19 @@ def choose(source: ModelSource, options: CompileOptions) -> Choice:
         return Choice(NOTHING)
     if not measures_rewrites(options):
         return Choice(forms[0][1], forms[0][0])
-    verdicts = [_verdict(source, options, *form) for form in forms]
-    used = [i for i, verdict in enumerate(verdicts) if verdict.is_used]
-    if not used:
-        return Choice(NOTHING, (), _notes(forms[-1][1], verdicts[-1]))
-    best = min(used, key=lambda i: verdicts[i].ratio or 0)
-    patterns, prepared = forms[best]
-    told = {i: f"{how} ({verdicts[best].text})" for i, how in prepared.rewritten.items()}
-    return Choice(prepared._replace(rewritten=told), patterns)
-
-
-def _verdict(
-    source: ModelSource, options: CompileOptions, patterns: Sequence[Pattern], prepared: Prepared
-) -> Verdict:
+    trial, model = Trial(source, options), light(read(source))
     versions = {
-        "patterns": key_of(patterns),
         "method": METHOD,
         "onnxruntime": ort.__version__,
         "processor": processor_features(),
     }
-    model = light(read(source)).SerializeToString(deterministic=True)
-    return verdict_of(source, options, prepared, verdict_key(model, options, versions))
+    whole = verdict_key(model.SerializeToString(deterministic=True), options, versions)
+    for patterns, prepared in forms:
+        verdict = verdict_of(trial, prepared, {**whole, "patterns": key_of(patterns)})
+        if verdict.is_used:
+            told = {i: f"{how} ({verdict.text})" for i, how in prepared.rewritten.items()}
+            return Choice(prepared._replace(rewritten=told), patterns)
+    return Choice(NOTHING, (), _notes(prepared, verdict))
 
 
 def _notes(prepared: Prepared, verdict: Verdict) -> dict[int, str]:

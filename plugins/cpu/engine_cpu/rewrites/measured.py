@@ -65,9 +65,26 @@ class _Unmeasured(Exception):
 _known: dict[str, Verdict] = {}
 
 
-def verdict_of(
-    source: ModelSource, options: CompileOptions, prepared: Prepared, key: Mapping[str, str]
-) -> Verdict:
+class Trial:
+    """A model as it is, to measure its other forms beside. base: its session, once it is needed."""
+
+    base: ort.InferenceSession | None = None
+
+    def __init__(self, source: ModelSource, options: CompileOptions) -> None:
+        self.source = source
+        left_out = ("thread_pool", "workspace", "spin_us")
+        own = {key: text for key, text in options.options.items() if key not in left_out}
+        self.options = replace(
+            options, options=own, threads=Threads(), plan="", save_to=None, profile_to=None
+        )
+
+    def session(self, form: Prepared) -> ort.InferenceSession:
+        """Make the session of a form, with one thread."""
+        settings = session_options(self.options)
+        return session_of(give_files(self.source, settings), form, settings, self.options.cancel)
+
+
+def verdict_of(trial: Trial, prepared: Prepared, key: Mapping[str, str]) -> Verdict:
     """Return whether a rewritten model is to be used. key: see `verdict_key`."""
     if thread_pool.is_shared:  # whose threads' time nobody can tell apart
         return Verdict(False, "not measured: all sessions of the process share one thread pool")
@@ -75,12 +92,12 @@ def verdict_of(
     digest = hashlib.sha256(text.encode()).hexdigest()
     if digest in _known:
         return _known[digest]
-    path = None
-    if options.cache_folder is not None and not source.is_secret:
-        path = options.cache_folder / "verdicts" / f"{digest}.txt"
+    path, folder = None, trial.options.cache_folder
+    if folder is not None and not trial.source.is_secret:
+        path = folder / "verdicts" / f"{digest}.txt"
     found = None if path is None else _read(path, text)
     if found is None:
-        found = _measured(source, options, prepared)
+        found = _measured(trial, prepared)
         if path is not None:
             _write(path, text, found)
     if len(_known) >= _MOST_KEPT:
@@ -105,9 +122,9 @@ def verdict_key(
     }
 
 
-def _measured(source: ModelSource, options: CompileOptions, prepared: Prepared) -> Verdict:
+def _measured(trial: Trial, prepared: Prepared) -> Verdict:
     try:
-        turns = _times(source, options, prepared)
+        turns = _times(trial, prepared)
     except _Unmeasured as error:
         return Verdict(False, f"not measured: {error}")
     ratio = _ratio(turns)
@@ -126,25 +143,16 @@ def _ratio(series: Sequence[Sequence[tuple[float, float]]]) -> float:
     return max(found)
 
 
-def _times(
-    source: ModelSource, options: CompileOptions, prepared: Prepared
-) -> list[list[tuple[float, float]]]:
-    weights_bytes = sum(parameter.nbytes for parameter in graph_of(source).parameters)
+def _times(trial: Trial, prepared: Prepared) -> list[list[tuple[float, float]]]:
+    weights_bytes = sum(parameter.nbytes for parameter in graph_of(trial.source).parameters)
     if weights_bytes > _MOST_BYTES:
         raise _Unmeasured(f"its weights are above {_MOST_BYTES >> 20} MiB")
-    check = options.cancel.check if options.cancel is not None else lambda: None
-    left_out = ("thread_pool", "workspace", "spin_us")
-    own = {key: text for key, text in options.options.items() if key not in left_out}
-    options = replace(
-        options, options=own, threads=Threads(), plan="", save_to=None, profile_to=None
-    )
-    sessions = []
-    for form in (NOTHING, prepared):
-        settings = session_options(options)
-        given = give_files(source, settings)
-        sessions.append(session_of(given, form, settings, options.cancel))
-    feeds = _feeds(source, options, sessions)
+    cancel = trial.options.cancel
+    trial.base = trial.base or trial.session(NOTHING)
+    sessions = (trial.base, trial.session(prepared))
+    feeds = _feeds(trial.source, trial.options, sessions)
     runs = [lambda own=session: own.run(None, feeds) for session in sessions]
+    check = (lambda: None) if cancel is None else cancel.check
     return measured_times(runs, _calls(runs[0]), check)
 
 
