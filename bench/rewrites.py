@@ -1,7 +1,7 @@
 """Time of rewritten graphs over the originals', on plain ONNX Runtime with one thread.
 
     python bench/rewrites.py ORIGINAL.onnx CANDIDATE.onnx ... [--corpus DIR] [--mode MODE ...]
-    python bench/rewrites.py --all DIR [--mode MODE]
+    python bench/rewrites.py --all DIR [NAME ...] [--mode MODE]
 
 --mode: Model.predict with the option `rewrites` as the cpu backend has it (off, exact, on), with
 what it chooses at build. --all: a row for each model of the corpus, and what they come to.
@@ -30,6 +30,7 @@ import numpy as np
 import onnxruntime as ort
 
 import engine
+from engine.errors import EngineError
 
 sys.path.insert(0, str(Path(__file__).parent / "real_models"))
 from corpus import entries
@@ -128,18 +129,27 @@ def _predict(model: engine.Model, feeds: Mapping[str, Any]) -> Callable[[], Sequ
     return lambda: [np.asarray(result) for result in model.predict(arrays)]
 
 
-def table(folder: Path, mode: str, seconds: float) -> None:
-    """Print a row for each model of a corpus; then the geometric mean, and how many are beyond."""
+def table(folder: Path, mode: str, seconds: float, names: Sequence[str]) -> None:
+    """Print a row for each model of a corpus; then the geometric mean, and how many are beyond.
+
+    names: of the models to measure; all where there are none.
+    """
     print("| model | original | predict | fastest | A/A | fastest | differs | build | rewritten |")
     print("|---|---|---|---|---|---|---|---|---|")
     medians, fastest = [], []
     for entry in entries(folder):
+        if names and entry.name not in names:
+            continue
         feeds = entry.feeds()
         first, second = session(entry.path), session(entry.path)
         expected = first.run(None, feeds)
         begin = time.monotonic()
         config = {"cpu_context": {"rewrites": mode}}
-        model = engine.load(entry.path, target="cpu", threads=1, config=config)
+        try:
+            model = engine.load(entry.path, target="cpu", threads=1, config=config)
+        except EngineError as error:
+            print(f"| {entry.name} | {str(error)[:80]} |", flush=True)
+            continue
         built_s = time.monotonic() - begin
         run = _predict(model, feeds)
         found = compare(
@@ -187,7 +197,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each candidate")
     given = parser.parse_args()
     if given.all is not None:
-        table(given.all, *given.mode[:1] or ["on"], given.seconds)
+        table(
+            given.all,
+            *given.mode[:1] or ["on"],
+            given.seconds,
+            [path.stem for path in given.models],
+        )
         return
     original, *candidates = given.models
     corpus = {entry.name: entry for entry in entries(given.corpus or original.parent)}

@@ -290,12 +290,14 @@ def test_samples_have_the_declared_sizes_and_one_size_a_symbol() -> None:
         TensorSpec("ids", DType.INT64, ("n", "len")),
         TensorSpec("mask", DType.BOOL, ("n", "len")),
         TensorSpec("scale", DType.FLOAT64, ()),
+        TensorSpec("signal", DType.FLOAT32, (None, None)),
     ]
-    first, second = samples(specs, CPU)
+    first, second, *_ = samples(specs, CPU)
     assert first["image"].shape == (1, 3, 224, 224)
     assert second["image"].shape == (1, 3, 256, 256)
     assert first["ids"].shape == first["mask"].shape == (1, 64)
     assert first["scale"].dtype == np.float64
+    assert first["signal"].shape == (1, 512)
     asked = replace(CPU, shapes={"image": ShapeRange((0, 0, 0, 0), (2, 3, 32, 64), (4, 3, 99, 99))})
     assert next(samples(specs, asked))["image"].shape == (2, 3, 32, 64)
     assert next(samples(specs, asked))["ids"].shape == (2, 64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,9 +11,22 @@ from engine.types import CompileOptions, Dim, DType, TensorSpec, ValueKind
 from engine_cpu.layout import PLAIN
 from engine_cpu.tensors import Array
 
-# Sizes of open axes, tried one after the other: of an image's height and width, its channels, and
-# others. The first axis is a batch of one.
-_TRIES = ((224, 3, 64), (256, 1, 128))
+
+class _Sizes(NamedTuple):
+    """Sizes of open axes but the first, which is a batch of one.
+
+    floats, others: of axes that are no image's: signals are longer than texts.
+    """
+
+    channels: int = 3
+    height: int = 224
+    width: int = 224
+    floats: int = 512
+    others: int = 64
+
+
+# Tried one after the other: photos, grey ones, lines of text.
+_TRIES = (_Sizes(), _Sizes(1, 256, 256, 256, 128), _Sizes(3, 48, 320), _Sizes(1, 32, 320))
 _MOST_ELEMENTS = 1 << 26
 
 
@@ -38,7 +51,7 @@ def samples(specs: Sequence[TensorSpec], options: CompileOptions) -> Iterator[di
 
 def _array(
     spec: TensorSpec,
-    sizes: tuple[int, int, int],
+    sizes: _Sizes,
     options: CompileOptions,
     known: dict[Any, int],
     random: np.random.Generator,
@@ -50,7 +63,7 @@ def _array(
         size = dim if isinstance(dim, int) else _asked(options, spec.name, axis)
         if size <= 0 and not isinstance(dim, int):
             size = known.get(dim, 0) if dim else 0
-            size = size or _size(axis, len(declared), sizes)
+            size = size or _size(spec, axis, sizes)
         if dim and not isinstance(dim, int):
             known.setdefault(dim, size)
         shape.append(size)
@@ -70,10 +83,12 @@ def _asked(options: CompileOptions, name: str, axis: int) -> int:
     return int(max(ranges[name].usual[axis], ranges[name].lowest[axis], 0))
 
 
-def _size(axis: int, rank: int, sizes: tuple[int, int, int]) -> int:
-    width, channels, other = sizes
+def _size(spec: TensorSpec, axis: int, sizes: _Sizes) -> int:
+    rank = len(spec.shape or ())
     if axis == 0:
         return 1
     if rank < 4:
-        return other
-    return channels if axis == 1 else width
+        return sizes.floats if spec.dtype.numpy.kind == "f" else sizes.others
+    if axis == 1:
+        return sizes.channels
+    return sizes.width if axis == rank - 1 else sizes.height
