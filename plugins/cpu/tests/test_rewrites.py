@@ -900,6 +900,40 @@ def test_weights_that_are_listed_as_inputs_are_constants(tmp_path: Path) -> None
     assert not rewritten(engine.load(paths[1], target="cpu", config=config))
 
 
+def test_a_convolution_of_other_channels_than_its_input_has_stays_an_error(build: Build) -> None:
+    """ONNX Runtime's kernel for images would not see it."""
+    random = np.random.default_rng(2)
+    weights = {name: random.standard_normal((8, 16, 3)).astype(np.float32) for name in ("v", "w")}
+    nodes = [node("Conv", ["x", "v"], ["c"]), node("Conv", ["c", "w"], ["y"])]
+    model = made(build, Drawn(nodes, ["x:float[n,16,w]"], weights, {}), "on")
+    with pytest.raises(EngineError, match="channels"):
+        model(x=np.ones((1, 16, 24), np.float32))
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_external_data_is_constant_too(tmp_path: Path, is_linked: bool) -> None:
+    random = np.random.default_rng(4)
+    weights = random.standard_normal((8, 3, 3, 3)).astype(np.float32)
+    nodes = [node("Conv", ["x", "w"], ["c"]), node("Mul", ["c", "two"], ["y"])]
+    drawn = Drawn(nodes, ["x:float[1,3,9,9]"], {"w": weights, "two": np.float32([2])}, {})
+    model, _ = model_of(drawn)
+    folder = tmp_path / "real"
+    folder.mkdir()
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="w.data",
+              size_threshold=0)  # fmt: skip
+    path = folder / "model.onnx"
+    if is_linked:
+        path = tmp_path / "link.onnx"
+        path.symlink_to(folder / "model.onnx")
+        (tmp_path / "w.data").symlink_to(folder / "w.data")
+    config = {"cpu_context": {"rewrites": "on", "measure_rewrites": "0"}}
+    own = engine.load(path, target="cpu", config=config)
+    assert rewritten(own) == [0, 1]
+    x = random.standard_normal((1, 3, 9, 9)).astype(np.float32)
+    expected = 2 * convolved(x, weights, np.zeros(8), 1, 0)
+    np.testing.assert_allclose(own(x=x)["y"], expected, atol=1e-5, rtol=1e-5)
+
+
 def image_info(name: str, shape: Any) -> Any:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 

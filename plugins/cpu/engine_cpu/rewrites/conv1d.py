@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, helper
 
+from engine_cpu.prepare.kind import attribute
 from engine_cpu.rewrites import leaky_relu
 from engine_cpu.rewrites.graph import Graph, Replacement, node
 from engine_cpu.tensors import Array
@@ -71,9 +72,14 @@ def _weights(graph: Graph, index: int) -> Array | None:
 
 def _convolution(graph: Graph, index: int) -> NodeProto | None:
     weights = _weights(graph, index)
-    if weights is None:
+    old = graph.nodes[index]
+    shape = graph.shape(old.input[0])
+    if weights is None or shape is None or len(shape) != 3:
         return None
-    new = _copied(graph.nodes[index])
+    # The kernel for images does not check this, and would read beyond its input.
+    if shape[1] != weights.shape[1] * (attribute(old, "group") or 1):
+        return None
+    new = _copied(old)
     new.input[1] = graph.add(weights[:, :, None])
     return new
 
