@@ -904,8 +904,10 @@ def test_a_convolution_of_other_channels_than_its_input_has_stays_an_error(build
     """ONNX Runtime's kernel for images would not see it."""
     random = np.random.default_rng(2)
     weights = {name: random.standard_normal((8, 16, 3)).astype(np.float32) for name in ("v", "w")}
-    nodes = [node("Conv", ["x", "v"], ["c"]), node("Conv", ["c", "w"], ["y"])]
+    nodes = [node("Constant", [], ["one"], value_float=1.0), node("Conv", ["x", "v"], ["c"]),
+             node("Mul", ["c", "one"], ["m"]), node("Conv", ["m", "w"], ["y"])]  # fmt: skip
     model = made(build, Drawn(nodes, ["x:float[n,16,w]"], weights, {}), "on")
+    assert rewritten(model) == [1, 2]
     with pytest.raises(EngineError, match="channels"):
         model(x=np.ones((1, 16, 24), np.float32))
 

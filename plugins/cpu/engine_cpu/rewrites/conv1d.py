@@ -72,9 +72,11 @@ def _weights(graph: Graph, index: int) -> Array | None:
 
 def _convolution(graph: Graph, index: int) -> NodeProto | None:
     weights = _weights(graph, index)
+    if weights is None:
+        return None
     old = graph.nodes[index]
     shape = graph.shape(old.input[0])
-    if weights is None or shape is None or len(shape) != 3:
+    if shape is None or len(shape) != 3:
         return None
     # The kernel for images does not check this, and would read beyond its input.
     if shape[1] != weights.shape[1] * (attribute(old, "group") or 1):
