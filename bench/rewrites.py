@@ -1,8 +1,10 @@
 """Time of rewritten graphs over the originals', on plain ONNX Runtime with one thread.
 
     python bench/rewrites.py ORIGINAL.onnx CANDIDATE.onnx ... [--corpus DIR] [--mode MODE ...]
+    python bench/rewrites.py --all DIR [NAME ...] [--mode MODE]
 
---mode: Model.predict with the option `rewrites` as the cpu backend has it (off, exact, on).
+--mode: Model.predict with the option `rewrites` as the cpu backend has it (off, exact, on), with
+what it chooses at build. --all: a row for each model of the corpus, and what they come to.
 A round times the original, a second session of it (the A/A control) and each candidate, in an order
 drawn anew, a few milliseconds each by the process's CPU time. The machine may be busy: neighbours
 in time are compared, short timings find quiet moments, and the interval says how sure the figure
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import statistics
 import sys
 import time
@@ -27,6 +30,7 @@ import numpy as np
 import onnxruntime as ort
 
 import engine
+from engine.errors import EngineError
 
 sys.path.insert(0, str(Path(__file__).parent / "real_models"))
 from corpus import entries
@@ -117,19 +121,89 @@ def difference(results: Sequence[Any], expected: Sequence[Any]) -> float:
 def _of_mode(path: Path, mode: str, feeds: Mapping[str, Any]) -> Callable[[], Sequence[Any]]:
     """Return a predict with one thread, of arrays in the model's order."""
     config = {"cpu_context": {"rewrites": mode}}
-    model = engine.load(path, target="cpu", threads=1, config=config)
+    return _predict(engine.load(path, target="cpu", threads=1, config=config), feeds)
+
+
+def _predict(model: engine.Model, feeds: Mapping[str, Any]) -> Callable[[], Sequence[Any]]:
     arrays = [feeds[spec.name] for spec in model.inputs]
     return lambda: [np.asarray(result) for result in model.predict(arrays)]
+
+
+def table(folder: Path, mode: str, seconds: float, names: Sequence[str]) -> None:
+    """Print a row for each model of a corpus; then the geometric mean, and how many are beyond.
+
+    names: of the models to measure; all where there are none.
+    """
+    print("| model | original | predict | fastest | A/A | fastest | differs | build | rewritten |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    medians, fastest = [], []
+    for entry in entries(folder):
+        if names and entry.name not in names:
+            continue
+        feeds = entry.feeds()
+        first, second = session(entry.path), session(entry.path)
+        expected = first.run(None, feeds)
+        begin = time.monotonic()
+        config = {"cpu_context": {"rewrites": mode}}
+        try:
+            model = engine.load(entry.path, target="cpu", threads=1, config=config)
+        except EngineError as error:
+            print(f"| {entry.name} | {str(error)[:80]} |", flush=True)
+            continue
+        built_s = time.monotonic() - begin
+        run = _predict(model, feeds)
+        found = compare(
+            partial(first.run, None, feeds),
+            partial(second.run, None, feeds),
+            {"own": run},
+            seconds=seconds,
+        )
+        own, control = found["own"], found["A/A"]
+        medians.append(own.ratio)
+        fastest.append(own.fastest)
+        reasons = [place.reason for place in model.placement]
+        print(
+            f"| {entry.name} | {own.seconds * 1e3:.2f} ms | {own.ratio:.3f} | {own.fastest:.3f} "
+            f"| {control.ratio:.3f} | {control.fastest:.3f} | {difference(run(), expected):.0e} "
+            f"| {built_s:.1f} s | {_verdict(reasons)} |",
+            flush=True,
+        )
+    for name, ratios in (("median", medians), ("fastest", fastest)):
+        print(
+            f"{name}: geometric mean {statistics.geometric_mean(ratios):.3f} of {len(ratios)}, "
+            f"{sum(ratio < 0.8 for ratio in ratios)} below 0.8, "
+            f"{sum(ratio > 1.02 for ratio in ratios)} above 1.02"
+        )
+
+
+def _verdict(reasons: Sequence[str]) -> str:
+    """Return the verdict that placement gives: the ratio at build, or why nothing is rewritten."""
+    for word in ("rewritten: ", "not used: "):
+        for reason in reasons:
+            if word in reason:
+                text = reason[reason.index(word) :].split("; onnxruntime")[0]
+                found = re.search(r"[0-9.]+ of the time|not measured: .{0,40}", text)
+                return word.rstrip(": ") + (f", {found[0]}" if found else "")
+    return ""
 
 
 def main() -> None:
     """Print a line for each candidate."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mode", action="append", default=[])
-    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("models", nargs="*", type=Path)
+    parser.add_argument("--all", type=Path)
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each candidate")
     given = parser.parse_args()
+    if given.all is not None:
+        table(
+            given.all,
+            *given.mode[:1] or ["on"],
+            given.seconds,
+            [path.stem for path in given.models],
+        )
+        return
     original, *candidates = given.models
     corpus = {entry.name: entry for entry in entries(given.corpus or original.parent)}
     feeds = corpus[original.stem].feeds()

@@ -29,7 +29,7 @@ from engine.errors import CompiledFormError
 from engine.options import is_declared
 from engine.types import CompileOptions, GraphInfo, NodeState
 from engine_cpu.mapped import Named
-from engine_cpu.options import RUN_OPTIONS, rewrites_mode
+from engine_cpu.options import RUN_OPTIONS, measures_rewrites, rewrites_mode
 from engine_cpu.rewrites import key as rewrites_key
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 GRAPH, WEIGHTS, RECORD = "model.onnx", "weights.bin", "record.json"
 RANKS = "ranks.onnx"
-LAYOUT = "7"
+LAYOUT = "8"
 
 # Smaller weights stand in the graph file: to map them costs more than to read them, and they are
 # those of odd sizes, behind which others would not be aligned (see common_weights).
@@ -51,8 +51,8 @@ class CompiledForm:
     """A compiled form that has been checked.
 
     named: what of its mapped files the graph names. states: None for a model whose nodes are not
-    those that ONNX Runtime has optimised. rewritten, leads: see CpuModel. ranks: the model by which
-    inputs of no declared rank are checked, b"" for none.
+    those that ONNX Runtime has optimised. ranks: the model by which inputs of no declared rank are
+    checked, b"" for none. rewritten, leads, notes: see CpuModel.
     """
 
     graph: Path
@@ -61,6 +61,7 @@ class CompiledForm:
     rewritten: Mapping[int, str] = field(default_factory=dict)
     ranks: bytes = b""
     leads: Mapping[int, int] = field(default_factory=dict)
+    notes: Mapping[int, str] = field(default_factory=dict)
 
 
 def write_into(settings: ort.SessionOptions, folder: Path) -> None:
@@ -80,13 +81,14 @@ def finish(
     rewritten: Mapping[int, str] | None = None,
     ranks: bytes = b"",
     leads: Mapping[int, int] | None = None,
+    notes: Mapping[int, str] | None = None,
 ) -> CompiledForm:
     """Record what a session has written. Raises OSError or ValueError where it is not whole."""
     from engine_cpu.node_states import node_states, read_optimised  # once a form
 
     path = folder / GRAPH
     sizes = _sizes(folder)
-    rewritten, leads = rewritten or {}, leads or {}
+    rewritten, leads, notes = rewritten or {}, leads or {}, notes or {}
     is_told = bool(leads) or not rewritten
     states = node_states(graph, read_optimised(path), leads) if is_told else None
     if ranks:
@@ -105,9 +107,10 @@ def finish(
         "states": None if states is None else [[str(state), into] for state, into in states],
         "rewritten": {str(index): how for index, how in rewritten.items()},
         "leads": {str(index): lead for index, lead in leads.items()},
+        "notes": {str(index): note for index, note in notes.items()},
     }
     (folder / RECORD).write_text(json.dumps(record), encoding="utf-8")
-    return CompiledForm(path, named, states, rewritten, ranks, leads)
+    return CompiledForm(path, named, states, rewritten, ranks, leads, notes)
 
 
 def check(folder: Path, graph: GraphInfo) -> CompiledForm:
@@ -125,7 +128,10 @@ def check(folder: Path, graph: GraphInfo) -> CompiledForm:
         }
         named = Named(spans, int(record["inside_bytes"]))
         states = None if listed is None else [_state(entry, count) for entry in listed]
-        rewritten = {_index(number, count): str(how) for number, how in record["rewritten"].items()}
+        rewritten, notes = (
+            {_index(number, count): str(how) for number, how in record[name].items()}
+            for name in ("rewritten", "notes")
+        )
         leads = {
             _index(number, count): _index(lead, count) for number, lead in record["leads"].items()
         }
@@ -149,7 +155,7 @@ def check(folder: Path, graph: GraphInfo) -> CompiledForm:
     if states is not None and len(states) != count:
         raise _unusable(folder, f"it records {len(states)} nodes, but the model has {count}")
     ranks = contents.get(RANKS, b"")
-    return CompiledForm(folder / GRAPH, named, states, rewritten, ranks, leads)
+    return CompiledForm(folder / GRAPH, named, states, rewritten, ranks, leads, notes)
 
 
 def discard(folder: Path) -> None:
@@ -167,7 +173,10 @@ def compiled_key(options: CompileOptions, plugin_version: str) -> dict[str, str]
     given = {key: value for key, value in settings.items() if not is_declared(key, RUN_OPTIONS)}
     given.setdefault("graph_optimization", "all")
     given.pop("rewrites", None)  # its patterns are below
+    given.pop("measure_rewrites", None)
     patterns = rewrites_key(rewrites_mode(options))
+    if patterns and measures_rewrites(options):
+        patterns += ", measured"
     return {
         **({"rewrites": patterns} if patterns else {}),
         "engine_cpu": plugin_version,

@@ -51,9 +51,11 @@ def opened(source: ModelSource, options: CompileOptions, folder: Path) -> CpuMod
             text = f"compiled form {str(folder)!r}: {error}"
             raise CompiledFormError(text, str(folder)) from error
     session = _reopened(source, form, options)
-    return CpuModel(
+    loaded = CpuModel(
         source, session, rewritten=form.rewritten, form=form, ranks=ranks, leads=form.leads
     )
+    loaded.notes = form.notes
+    return loaded
 
 
 def saved_and_opened(
@@ -78,7 +80,7 @@ def saved_and_opened(
         waits = None if options.cancel is None else options.cancel.check
         share(folder, GRAPH, WEIGHTS, options.cache_folder, waits)
         ranks = b"" if loaded.ranks is None else loaded.ranks.to_bytes()
-        form = finish(folder, graph_of(source), loaded.rewritten, ranks, loaded.leads)
+        form = finish(folder, graph_of(source), loaded.rewritten, ranks, loaded.leads, loaded.notes)
         if options.cancel is not None:
             options.cancel.check()
         session = _reopened(source, form, options)

@@ -18,8 +18,7 @@ from engine.types import (
     Placement,
 )
 from engine_cpu.layout import Layout
-from engine_cpu.options import rewrites_mode, session_options
-from engine_cpu.rewrites import candidates
+from engine_cpu.options import session_options
 from engine_cpu.run import CpuContext
 from engine_cpu.session import CpuModel, graph_of, look_in, session_from
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from engine.types import KernelTime
     from engine_cpu.mapped import MappedWeights
     from engine_cpu.node_states import NodeStates, OptimisedGraph
+    from engine_cpu.rewrites import Pattern
 
 
 def compile_model(loaded: CpuModel, options: CompileOptions) -> CpuExecutable:
@@ -54,6 +54,7 @@ class CpuExecutable:
         if options.precision == "preferred_fp16":
             self._reason += "; in fp32, because it has no faster fp16 kernels here"
         self._rewritten, self._leads = loaded.rewritten, loaded.leads
+        self._notes = loaded.notes
         self._session = loaded.session
         self._arena = loaded.arena
         self._form = loaded.form
@@ -65,7 +66,7 @@ class CpuExecutable:
             self._inside_bytes = loaded.form.named.inside_bytes
         self._observed: Observed | None = None
         if loaded.form is None:
-            self._observed = Observed.of(loaded.read, options, loaded.leads)
+            self._observed = Observed.of(loaded.read, options, loaded.leads, loaded.patterns)
         self._layout = Layout(self.inputs, self.outputs)
         self._context = CpuContext
         if not self._layout.is_plain:
@@ -105,6 +106,7 @@ class CpuExecutable:
 
     def _placed(self, node: NodeInfo, state: NodeState, fused_into: int | None) -> Placement:
         reasons = [self._rewritten[node.index]] if node.index in self._rewritten else []
+        reasons += [self._notes[node.index]] if node.index in self._notes else []
         if state is not NodeState.RUNS:
             text = _STATE_REASONS[state]
             if fused_into is not None:
@@ -163,15 +165,20 @@ _STATE_REASONS = {
 class Observed:
     """The states of a model's nodes, found out when somebody asks.
 
-    model: its file, or its bytes where these are few enough to be kept.
+    model: its file, or its bytes where these are few enough to be kept. patterns: those that it is
+    rewritten by.
     """
 
     KEPT_BYTES = 1 << 20
 
     def __init__(
-        self, source: ModelSource, options: CompileOptions, leads: Mapping[int, int]
+        self,
+        source: ModelSource,
+        options: CompileOptions,
+        leads: Mapping[int, int],
+        patterns: Sequence[Pattern],
     ) -> None:
-        self._graph, self._leads = graph_of(source), leads
+        self._graph, self._leads, self._patterns = graph_of(source), leads, patterns
         self._source = source if leads else None
         self._model: bytes | str = str(source.path) if source.data is None else source.data
         self._folder = source.folder if source.data is not None else None
@@ -184,7 +191,11 @@ class Observed:
 
     @classmethod
     def of(
-        cls, source: ModelSource, options: CompileOptions, leads: Mapping[int, int]
+        cls,
+        source: ModelSource,
+        options: CompileOptions,
+        leads: Mapping[int, int],
+        patterns: Sequence[Pattern],
     ) -> Observed | None:
         """Prepare for the question; None for a model that is no longer there when it is asked."""
         if source.files or (source.data is not None and len(source.data) > cls.KEPT_BYTES):
@@ -194,7 +205,7 @@ class Observed:
         # Of the options only what decides on the graph; what is shared is not asked for again.
         shared = ("thread_pool", "workspace")
         settings = {key: text for key, text in options.options.items() if key not in shared}
-        return cls(source, CompileOptions(device=options.device, options=settings), leads)
+        return cls(source, CompileOptions(device=options.device, options=settings), leads, patterns)
 
     def states(self) -> NodeStates | None:
         """Return the states, from a session made for the purpose; None where there is none."""
@@ -233,7 +244,7 @@ class Observed:
         if self._source is not None:
             from engine_cpu.rewrites.apply import rewrite
 
-            prepared = rewrite(self._source, candidates(self._source, rewrites_mode(self._options)))
+            prepared = rewrite(self._source, self._patterns)
             model = prepared.data
             folder = prepared.folder if self._source.data is None else folder
         look_in(folder, settings)

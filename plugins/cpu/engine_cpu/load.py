@@ -9,7 +9,7 @@ for a prepared model that is a session of its own, since only then is known what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,18 +103,22 @@ def _load(source: ModelSource, options: CompileOptions) -> CpuModel:
     )
     is_plain = not (carried or suspicion or guard.is_requested) and is_ranked
     folder = None if source.is_secret else options.save_to  # nothing of a secret model is kept
-    if is_plain and (loaded := _load_rewritten(source, options, folder)) is not None:
-        return loaded
+    notes: Mapping[int, str] = {}
+    if is_plain:
+        rewritten, notes = _load_rewritten(source, options, folder)
+        if rewritten is not None:
+            return rewritten
     why_not: Exception | None = None
     if folder is not None and is_plain:
         from engine_cpu.compiled_session import saved_and_opened
 
-        saved, why_not = saved_and_opened(
-            CpuModel(source, None, rewritten=guard.rewritten), guard, options, folder
-        )
+        own = CpuModel(source, None, rewritten=guard.rewritten)
+        own.notes = notes
+        saved, why_not = saved_and_opened(own, guard, options, folder)
         if saved is not None:
             return saved
     loaded, prepared = _load_plain(source, options, carried, suspicion, guard)
+    loaded.notes = notes
     if loaded.session is not None and not is_ranked:
         from engine_cpu.prepare.ranks import rank_check
 
@@ -132,42 +136,47 @@ def _load(source: ModelSource, options: CompileOptions) -> CpuModel:
 
 def _load_rewritten(
     source: ModelSource, options: CompileOptions, folder: Path | None
-) -> CpuModel | None:
+) -> tuple[CpuModel | None, Mapping[int, str]]:
     """Load a model that needs no preparing with its patterns rewritten.
 
-    None where there are none, and where ONNX Runtime does not take it like that.
+    None where there are none, where that is not faster, and where ONNX Runtime does not take it so;
+    then with what placement is to say.
     """
-    patterns = candidates(source, rewrites_mode(options))
-    if not patterns or source.files or folds_too_much(source):
-        return None
-    from engine_cpu.rewrites.apply import rewrite
+    if not candidates(source, rewrites_mode(options)) or folds_too_much(source):
+        return None, {}
+    from engine_cpu.rewrites.choice import choose
 
     try:
-        prepared = rewrite(source, patterns)
+        prepared, patterns, notes = choose(source, options)
     except Exception as error:  # onnx's and protobuf's have no common base
         pass_interrupt(error)
+        if options.cancel is not None:
+            options.cancel.check()
         _tell_unused(source, error)
-        return None
+        return None, {}
     if not prepared.data:
-        return None
+        return None, notes
     loaded = CpuModel(source, None, rewritten=prepared.rewritten, leads=prepared.leads)
+    loaded.patterns = patterns
     why_not: Exception | None = None
     if folder is not None:
         from engine_cpu.compiled_session import saved_and_opened
 
         saved, why_not = saved_and_opened(loaded, prepared, options, folder)
         if saved is not None:
-            return saved
+            return saved, {}
+    settings = session_options(options)
     try:
-        loaded.session = session_of(source, prepared, session_options(options), options.cancel)
+        given = give_files(source, settings)
+        loaded.session = session_of(given, prepared, settings, options.cancel)
     except ModelError as error:
         if is_out_of_memory(error.__cause__):
             raise
         _tell_unused(source, error)
-        return None
+        return None, {}
     if why_not is not None:
         _tell_unwritten(source, why_not)
-    return loaded
+    return loaded, {}
 
 
 def _tell_unused(source: ModelSource, why: Exception) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.options import parsed
 from engine.types import CompileOptions, Option, Threads
-from engine_cpu.rewrites import MODES, OFF
+from engine_cpu.rewrites import EXACT, MODES, OFF
 from engine_cpu.spin import spin_us as default_spin_us
 
 if TYPE_CHECKING:
@@ -72,7 +72,13 @@ OPTIONS: Mapping[str, Option] = {
         text="write parts of a model otherwise for faster kernels (placement says which nodes); "
         "exact: only with the same results in every bit; on: also within a bound, see the README",
         choices=MODES,
-        default=OFF,
+        default=EXACT,
+    ),
+    "measure_rewrites": Option(
+        text="rewrite only where the load measures that it is faster on this machine; off: "
+        "wherever it is possible",
+        type=bool,
+        default="1",
     ),
     "batch_invariant": Option(
         text="sums over middle axes add in the order of a sample alone, whatever the batch; "
@@ -174,6 +180,11 @@ def rewrites_mode(options: CompileOptions) -> str:
     """Return which rewrites are wanted: none without the optimiser that they are made for."""
     settings = _settings(options)
     return OFF if settings["graph_optimization"] != "all" else str(settings["rewrites"])
+
+
+def measures_rewrites(options: CompileOptions) -> bool:
+    """Return whether a model is rewritten only where that is measured to be faster."""
+    return bool(_settings(options)["measure_rewrites"])
 
 
 def shares_workspace(options: CompileOptions) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import onnxruntime as ort
@@ -26,6 +27,7 @@ from engine_cpu.prepared import DISABLED, Prepared
 if TYPE_CHECKING:
     from engine_cpu.compiled import CompiledForm
     from engine_cpu.prepare.ranks import RankCheck
+    from engine_cpu.rewrites import Pattern
     from engine_cpu.workspace import Arena
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
@@ -65,9 +67,12 @@ class CpuModel:
     form: the compiled form that the session was opened from.
     ranks: checks inputs of no declared rank.
     arena: what its session shares with others, to be held as long as that lives.
+    patterns: those that it was rewritten by (rewrites/). notes: what else placement says of nodes.
     """
 
     arena: Arena | None = None
+    patterns: Sequence[Pattern] = ()
+    notes: Mapping[int, str] = MappingProxyType({})
 
     def __init__(
         self,

@@ -163,10 +163,10 @@ def write_record(text: str) -> Callable[[Path], None]:
         (lambda folder: (folder / "record.json").unlink(), "cannot be read"),
         (write_record("{"), "cannot be read"),
         (write_record("[]"), "record.json is damaged"),
-        (write_record('{"layout": "7", "sha256": {}, "weights": {}, "states": [["", 9]]}'),
+        (write_record('{"layout": "8", "sha256": {}, "weights": {}, "states": [["", 9]]}'),
          "record.json is damaged"),
         (write_record('{"layout": "0", "sha256": "", "weights_bytes": 0, "states": []}'),
-          "form': its layout is '0', but this version reads '7'"),
+          "form': its layout is '0', but this version reads '8'"),
     ],
 )  # fmt: skip
 def test_a_damaged_form_is_refused_before_it_is_read(
@@ -348,7 +348,8 @@ def key(**changes: object) -> dict[str, str]:
 
 
 def test_the_key_names_what_the_graph_and_the_packing_depend_on() -> None:
-    assert set(key()) == {"engine_cpu", "layout", "onnxruntime", "processor", "options"}
+    expected = {"engine_cpu", "layout", "onnxruntime", "processor", "options", "rewrites"}
+    assert set(key()) == expected
     assert key(options={"graph_optimization": "basic"})["options"] != key()["options"]
     assert key(options={"session.disable_prepacking": "1"})["options"] != key()["options"]
     assert all(isinstance(text, str) for text in key().values())
@@ -365,7 +366,7 @@ def test_the_key_leaves_out_what_only_a_run_depends_on(change: dict[str, object]
 
 def test_an_option_changes_the_compiled_form_or_is_listed_as_one_of_a_run() -> None:
     in_key = {"graph_optimization", "denormal_as_zero", "workarounds", "batch_invariant"}
-    in_key |= {"rewrites", "session.*", "optimization.*", "mlas.*"}
+    in_key |= {"rewrites", "measure_rewrites", "session.*", "optimization.*", "mlas.*"}
     assert in_key.isdisjoint(RUN_OPTIONS)
     assert in_key.union(RUN_OPTIONS) == set(CPU_OPTIONS), "add new ones to RUN_OPTIONS, or here"
 

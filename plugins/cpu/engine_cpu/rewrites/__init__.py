@@ -7,6 +7,8 @@ otherwise (prepare/), has functions of its own or external data in memory is lef
 
     graph.py     a model as the patterns read it, and where they put their replacements
     apply.py     all patterns on one model
+    choice.py    which form of a model is used; measured.py: how long both take, on the inputs of
+                 sample.py
     inputs.py, leaky_relu.py, ...  one pattern each, by its name in the table
 
 This file imports no onnx: most models have nothing to rewrite. A pattern that changes what it makes
@@ -29,7 +31,7 @@ class Pattern(NamedTuple):
     bound: the largest difference between a result and the one in float64, over the largest of the
     results; 0 for those that compute the same. is_exact: every bit is the same, of NaN, infinities,
     zeros and subnormal numbers too. operators: a model without one of them is not looked at; none
-    for a pattern that is not about nodes.
+    for a pattern that is not about nodes. varies: a gain in some models, a loss in as many others.
     """
 
     name: str
@@ -37,16 +39,19 @@ class Pattern(NamedTuple):
     bound: float
     operators: frozenset[str]
     is_exact: bool = False
+    varies: bool = False
 
 
-INPUTS = Pattern("inputs", 1, 1e-5, frozenset())
+INPUTS = Pattern("inputs", 2, 1e-5, frozenset())
 PATTERNS = (
     INPUTS,
-    Pattern("leaky_relu", 1, 0.0, frozenset({"PRelu"}), is_exact=True),
-    Pattern("prelu", 1, 0.0, frozenset({"PRelu"})),  # the sign of a zero may differ
-    Pattern("hard_swish", 1, 1e-6, frozenset({"Clip"})),
-    Pattern("gelu", 1, 1e-6, frozenset({"Erf"})),
-    Pattern("affine", 1, 1e-5, frozenset({"Conv"})),  # last: it takes factors of the others
+    Pattern("conv1d", 1, 1e-5, frozenset({"Conv"}), varies=True),  # first: it takes what is between
+    Pattern("leaky_relu", 2, 0.0, frozenset({"PRelu"}), is_exact=True),
+    Pattern("prelu", 2, 0.0, frozenset({"PRelu"})),  # the sign of a zero may differ
+    Pattern("hard_swish", 2, 1e-6, frozenset({"Clip"})),
+    Pattern("gelu", 2, 1e-6, frozenset({"Erf"})),
+    Pattern("affine", 2, 1e-5, frozenset({"Conv"})),  # after them: it takes factors of the others
+    Pattern("scales", 1, 1e-6, frozenset({"Add", "Div", "Mul", "Sub"}), varies=True),
 )
 
 
@@ -59,7 +64,12 @@ def patterns(mode: str) -> Sequence[Pattern]:
 
 def key(mode: str) -> str:
     """Return the names and versions of a mode's patterns, for the key of compiled forms."""
-    return " ".join(f"{pattern.name}={pattern.version}" for pattern in patterns(mode))
+    return key_of(patterns(mode))
+
+
+def key_of(patterns: Sequence[Pattern]) -> str:
+    """Return the names and versions of patterns."""
+    return " ".join(f"{pattern.name}={pattern.version}" for pattern in patterns)
 
 
 def candidates(source: ModelSource, mode: str) -> Sequence[Pattern]:

@@ -3,8 +3,9 @@
 ONNX Runtime does so for a product or a sum with [1, C, 1, 1] right after a Conv. A product with one
 number, as tools for learned scales write it, it computes by itself, in another layout than the
 convolutions'. Here chains of Mul, Add, Sub and Div go into the Conv before or after them. A shift
-goes into a Conv after it only where that has no padding, which is not shifted. What is beside no
-Conv stays: as a depthwise Conv it is faster in some models and slower in others (0.82 to 1.10).
+goes into a Conv after it only where that has no padding, which is not shifted, and where it is so
+small that the Conv's sums keep their digits. What is beside no
+Conv is left to scales.py.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ REASON = "scales and shifts as part of the Conv beside them"
 
 _OPERATORS = ("Mul", "Add", "Sub", "Div")
 _SMALLEST, _LARGEST = 1e-30, 1e30  # beyond, products of weights lose digits
+# The largest shift before a Conv: what a larger one leaves of large inputs is mostly rounding
+# where the Conv's sums take it away.
+_FARTHEST = 8.0
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """A node that computes scale * x + shift for each channel.
 
     is_bias: of its own number for each, which ONNX Runtime puts into a Conv before it by itself.
@@ -60,7 +64,7 @@ def replace(graph: Graph, index: int) -> Replacement | None:
         bias = bias * step.scale + step.shift
     if not before and all(step.is_bias for step in steps):
         return None
-    if not (_is_fit(values) and _is_fit(bias)):
+    if not (is_fit(values) and is_fit(bias)):
         return None
     new = NodeProto()
     new.CopyFrom(conv)
@@ -71,19 +75,21 @@ def replace(graph: Graph, index: int) -> Replacement | None:
     return Replacement(old, [new])
 
 
-def _is_fit(values: Array) -> bool:
+def is_fit(values: Array) -> bool:
+    """Return True for numbers of which float32 keeps the digits."""
     sizes = np.abs(values[values != 0])
     return bool(np.isfinite(values).all() and ((sizes > _SMALLEST) & (sizes < _LARGEST)).all())
 
 
-def _before(graph: Graph, index: int, channels: int) -> tuple[list[int], str, list[_Step]]:
+def _before(graph: Graph, index: int, channels: int) -> tuple[list[int], str, list[Step]]:
     """Return the nodes before a Conv that go into it, in order, what they read, and their steps."""
     conv = graph.nodes[index]
     is_padded = any(attribute(conv, "pads") or ()) or attribute(conv, "auto_pad") not in (
         None, b"NOTSET", b"VALID",
     )  # fmt: skip
     found: list[int] = []
-    steps: list[_Step] = []
+    steps: list[Step] = []
+    scale, shift = np.ones(channels), np.zeros(channels)  # of all steps together
     name, reader = conv.input[0], index
     while graph.only_reader(name) == reader:
         maker = graph.maker(name)
@@ -92,8 +98,11 @@ def _before(graph: Graph, index: int, channels: int) -> tuple[list[int], str, li
         if graph.is_a(maker, "Identity"):
             name = graph.nodes[maker].input[0]
         else:
-            step = _step(graph, maker, channels, None)
+            step = step_of(graph, maker, channels, None)
             if step is None or (is_padded and step.shift.any()) or _ends_gelu(graph, step):
+                break
+            shift, scale = shift + scale * step.shift, scale * step.scale
+            if not (np.abs(shift) <= _FARTHEST).all():
                 break
             steps.append(step)
             name = step.x
@@ -104,14 +113,14 @@ def _before(graph: Graph, index: int, channels: int) -> tuple[list[int], str, li
     return found, name, steps
 
 
-def _after(graph: Graph, index: int, channels: int) -> tuple[list[int], list[_Step]]:
+def _after(graph: Graph, index: int, channels: int) -> tuple[list[int], list[Step]]:
     """Return the nodes after a Conv that go into it, in order, and their steps."""
     found: list[int] = []
-    steps: list[_Step] = []
+    steps: list[Step] = []
     name = graph.nodes[index].output[0]
     while (reader := graph.only_reader(name)) is not None and graph.are_free([reader]):
         if not graph.is_a(reader, "Identity"):
-            step = _step(graph, reader, channels, name)
+            step = step_of(graph, reader, channels, name)
             if step is None:
                 break
             steps.append(step)
@@ -122,12 +131,12 @@ def _after(graph: Graph, index: int, channels: int) -> tuple[list[int], list[_St
     return found, steps
 
 
-def _ends_gelu(graph: Graph, step: _Step) -> bool:
+def _ends_gelu(graph: Graph, step: Step) -> bool:
     """Return True for half a product: ONNX Runtime may know it for the end of a Gelu."""
     return bool((step.scale == 0.5).all()) and graph.is_a(graph.maker(step.x), "Mul")
 
 
-def _step(graph: Graph, index: int, channels: int, name: str | None) -> _Step | None:
+def step_of(graph: Graph, index: int, channels: int, name: str | None) -> Step | None:
     """Return what a node does to an image; None for any but a constant scale or shift.
 
     name: of the image, which a Conv makes; None for any of so many channels.
@@ -150,16 +159,16 @@ def _step(graph: Graph, index: int, channels: int, name: str | None) -> _Step | 
     return None
 
 
-def _of(operator: str, place: int, x: str, given: Array) -> _Step | None:
+def _of(operator: str, place: int, x: str, given: Array) -> Step | None:
     """Return a step. place: of the image among the two inputs. given: for each channel."""
     value = given.astype(np.float64)
     one, zero = np.ones_like(value), np.zeros_like(value)
     if operator == "Mul":
-        return _Step(x, value, zero)
+        return Step(x, value, zero)
     if operator == "Add":
-        return _Step(x, one, value)
+        return Step(x, one, value)
     if operator == "Sub":
-        return _Step(x, one, -value) if place == 0 else _Step(x, -one, value)
+        return Step(x, one, -value) if place == 0 else Step(x, -one, value)
     if place == 0 and value.all():
-        return _Step(x, one / value, zero)
+        return Step(x, one / value, zero)
     return None

@@ -7,7 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from engine.types import ModelSource
 from engine_cpu.prepare import read, relocate
 from engine_cpu.prepared import NOTHING, Prepared
-from engine_cpu.rewrites import INPUTS, Pattern, affine, gelu, hard_swish, inputs, leaky_relu, prelu
+from engine_cpu.rewrites import (
+    INPUTS,
+    Pattern,
+    affine,
+    conv1d,
+    gelu,
+    hard_swish,
+    inputs,
+    leaky_relu,
+    prelu,
+    scales,
+)
 from engine_cpu.rewrites.graph import Graph, Replacement
 
 _REPLACE: Mapping[str, tuple[Callable[[Graph, int], Replacement | None], str]] = {
@@ -16,6 +27,7 @@ _REPLACE: Mapping[str, tuple[Callable[[Graph, int], Replacement | None], str]] =
     "hard_swish": (hard_swish.replace, hard_swish.REASON),
     "leaky_relu": (leaky_relu.replace, leaky_relu.REASON),
     "prelu": (prelu.replace, prelu.REASON),
+    "scales": (scales.replace, scales.REASON),
 }
 
 
@@ -26,14 +38,20 @@ def rewrite(source: ModelSource, patterns: Sequence[Pattern]) -> Prepared:
         return NOTHING
     assert source.graph is not None
     weights: set[str] = set()
-    if INPUTS in patterns:
+    is_old = model.ir_version < inputs.LISTS  # then they are constants though they are listed
+    if INPUTS in patterns or is_old:
         weights = inputs.make_constants(model, {spec.name for spec in source.graph.inputs})
-    graph = Graph(model)
+    if is_old:
+        model.ir_version, weights = inputs.LISTS, set()
+    graph = Graph(model, source)
     for index, node in enumerate(graph.nodes):
         if not weights.isdisjoint(node.input):
             graph.note(index, f"rewritten: {inputs.REASON}")
     for pattern in patterns:
         if pattern is INPUTS:
+            continue
+        if pattern.name == "conv1d":
+            conv1d.replace_all(graph, f"rewritten: {conv1d.REASON}")
             continue
         replace, reason = _REPLACE[pattern.name]
         for index in range(len(graph.nodes)):

@@ -19,7 +19,7 @@ def replace(graph: Graph, index: int) -> Replacement | None:
     """Return Gelu for an Erf that is part of the pattern."""
     erf = graph.nodes[index]
     scaled = graph.maker(erf.input[0])
-    if graph.opset < 7 or scaled is None or graph.only_reader(erf.input[0]) != index:
+    if graph.opset < 9 or scaled is None or graph.only_reader(erf.input[0]) != index:
         return None
     x = _unscaled(graph, scaled)
     add = graph.only_reader(erf.output[0])

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
+from engine.types import ModelSource
 from engine_cpu.prepare import light
 from engine_cpu.prepare.kind import attribute, free_names, inferred, reads, refill, scope_of
 from engine_cpu.tensors import Array
 
 
 class Replacement(NamedTuple):
-    """Nodes for others. The last of both makes the same value.
+    """Nodes for others. The last of both makes the same value, unless nobody reads that any more.
 
     old: indices of the nodes that go; the last is the lead, in whose place the new ones come.
     """
@@ -27,12 +28,14 @@ class Replacement(NamedTuple):
 class Graph:
     """The main graph of a model.
 
-    Patterns see the nodes of the file, never a replacement: `take` says whether nodes are free.
-    reasons: of the nodes that are replaced, by index. leads: the lead of each.
+    Patterns see the nodes of the file, never a replacement: `are_free` says which are left.
+    source: where the model's external data is. reasons: of the nodes that are replaced, by index.
+    leads: the lead of each.
     """
 
-    def __init__(self, model: ModelProto) -> None:
+    def __init__(self, model: ModelProto, source: ModelSource) -> None:
         self.model = model
+        self._source = source
         self.nodes: Sequence[NodeProto] = list(model.graph.node)
         self.opset = next((o.version for o in model.opset_import if o.domain in _STANDARD), 1)
         self.outputs = {value.name for value in model.graph.output}
@@ -43,6 +46,7 @@ class Graph:
         self._names = free_names(model, "engine_cpu.rewritten")
         self._types: dict[str, TypeProto] | None = None
         self._arrays: dict[str, Array | None] = {}
+        self._pixels: dict[str, bool] = {}
         self._makers = {
             name: index for index, node in enumerate(self.nodes) for name in node.output if name
         }
@@ -74,6 +78,30 @@ class Graph:
             return None
         return readers[0]
 
+    def readers(self, name: str) -> Sequence[int]:
+        """Return the nodes that read a value, in their subgraphs too."""
+        return self._readers.get(name, ())
+
+    def has_pixels(self, name: str) -> bool:
+        """Return True for an image that is never empty: no Conv takes or gives one that is."""
+        if name not in self._pixels:
+            self._pixels[name] = False  # of a circle
+            self._pixels[name] = self._has_pixels(name)
+        return self._pixels[name]
+
+    def _has_pixels(self, name: str) -> bool:
+        shape = self.shape(name)
+        if shape is not None and len(shape) == 4 and all(shape[2:]):
+            return True
+        index = self.maker(name)
+        if self.is_a(index, "Conv"):
+            return True
+        if index is None or not self.is_a(index, *_KEEPS_SIZES):
+            return False
+        return all(
+            self.has_pixels(x) for x in self.nodes[index].input[:2] if self.constant(x) is None
+        )
+
     def constant(self, name: str) -> Array | None:
         """Return a constant in the file, also by way of Identity and Reshape; None for others."""
         if name not in self._arrays:
@@ -104,10 +132,19 @@ class Graph:
             number, array = self.scalar(other), self.constant(other)
             if number is None or array is None or (name is not None and x != name):
                 continue
-            shape = self.shape(x) if array.ndim else []
-            if shape is not None and array.ndim <= len(shape):
+            if self.keeps_shape(x, array):
                 return x, number
         return None
+
+    def keeps_shape(self, name: str, array: Array) -> bool:
+        """Return True where a value has the same shape after it is broadcast with an array."""
+        if not array.ndim:
+            return True
+        shape = self.shape(name)
+        if shape is None or array.ndim > len(shape):
+            return False
+        own = shape[len(shape) - array.ndim :]
+        return all(size in (1, dim) for size, dim in zip(array.shape, own, strict=True))
 
     def shape(self, name: str) -> list[int | None] | None:
         """Return the sizes of a value as far as they are fixed; None for an unknown rank."""
@@ -179,9 +216,27 @@ class Graph:
             if self.is_a(index, "Reshape") and len(node.input) == 2:
                 return self._reshaped(node)
             tensor = _value(node) if self.is_a(index, "Constant") else None
-        if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
+        if tensor is None or tensor.data_location != TensorProto.EXTERNAL:
+            return None if tensor is None else numpy_helper.to_array(tensor)
+        return self._external(tensor)
+
+    def _external(self, tensor: TensorProto) -> Array | None:
+        """Return a constant of external data, which the core has checked; None for unusual ones."""
+        about = {entry.key: entry.value for entry in tensor.external_data}
+        dtype = _NUMBERS.get(tensor.data_type)
+        if dtype is None or "length" not in about or "location" not in about:
             return None
-        return numpy_helper.to_array(tensor)
+        begin, size = int(about.get("offset", 0)), int(about["length"])
+        content = self._source.files.get(about["location"])
+        if content is not None:
+            data = content[begin : begin + size]
+        elif self._source.folder is None:
+            return None
+        else:
+            with open(self._source.folder / about["location"], "rb") as file:
+                file.seek(begin)
+                data = file.read(size)
+        return np.frombuffer(data, dtype).reshape(tuple(tensor.dims))
 
     def _reshaped(self, node: NodeProto) -> Array | None:
         array, shape = self.constant(node.input[0]), self.constant(node.input[1])
@@ -194,6 +249,12 @@ class Graph:
 
 
 _STANDARD = ("", "ai.onnx")
+# Operators whose result is as large as the largest of their first two inputs.
+_KEEPS_SIZES = (
+    "Add", "BatchNormalization", "Clip", "Div", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu",
+    "Mul", "PRelu", "Relu", "Sigmoid", "Sub", "Tanh",
+)  # fmt: skip
+_NUMBERS: dict[int, Any] = {TensorProto.FLOAT: np.dtype("<f4"), TensorProto.INT64: np.dtype("<i8")}
 
 
 def _value(node: NodeProto) -> TensorProto | None:

@@ -53,7 +53,8 @@ def _limits(graph: Graph, index: int) -> tuple[object, object]:
     if graph.opset < 11:
         return attribute(clip, "min"), attribute(clip, "max")
     names = [*clip.input[1:], "", ""][:2]
-    low, high = (graph.scalar(name) for name in names)
+    arrays = [graph.floats(name) for name in names]
+    low, high = (None if array is None or array.ndim else array.item() for array in arrays)
     return low, high
 
 

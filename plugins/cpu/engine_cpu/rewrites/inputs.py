@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 REASON = "weights that the file lists as inputs, as constants"
 
 _FIELDS = 10_000_000  # the core has read the model within that
-_LISTS = 4  # the first IR version in which what is listed so is no constant
+LISTS = 4  # the first IR version in which what is listed so is no constant
 
 
 def lists_weights(source: ModelSource) -> bool:
     """Return True for a file whose graph has more inputs than a Model; without onnx."""
     graph = source.graph
     assert graph is not None, "the core reads every ONNX file before a backend does"
-    if graph.ir_version < _LISTS or not graph.parameters:
+    if graph.ir_version < LISTS or not graph.parameters:
         return False
     budget, count = Budget(_FIELDS), 0
     try:

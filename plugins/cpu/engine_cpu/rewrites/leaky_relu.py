@@ -13,14 +13,10 @@ REASON = "PRelu with one slope as LeakyRelu"
 def replace(graph: Graph, index: int) -> Replacement | None:
     """Return LeakyRelu for a PRelu whose slope is a finite float32 constant, the same for all."""
     old = graph.nodes[index]
-    slopes, rank = graph.floats(old.input[1]), graph.shape(old.input[0])
-    if (
-        graph.opset < 7
-        or slopes is None
-        or not slopes.size
-        or rank is None
-        or slopes.ndim > len(rank)
-    ):
+    slopes = graph.floats(old.input[1])
+    if graph.opset < 7 or slopes is None or not slopes.size:
+        return None
+    if not (graph.is_float(old.input[0]) and graph.keeps_shape(old.input[0], slopes)):
         return None
     bits = slopes.reshape(-1).view("u4")
     if (bits != bits[0]).any() or not abs(slopes.reshape(-1)[0]) < float("inf"):

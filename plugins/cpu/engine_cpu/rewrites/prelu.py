@@ -9,8 +9,6 @@ of the original's time where this one is 0.36 to 0.83.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from engine_cpu.rewrites.graph import Graph, Replacement, node
@@ -34,7 +32,7 @@ def replace(graph: Graph, index: int) -> Replacement | None:
     count = slopes.size
     if not count or slopes.shape not in ((count, 1, 1), (1, count, 1, 1)):
         return None
-    if (count == 1 and shape[1] != 1) or not _has_pixels(graph, x, shape):
+    if shape[1] != count or not graph.is_float(x) or not graph.has_pixels(x):
         return None
     attributes = {"group": count, "kernel_shape": [1, 1]}
     minus = graph.add(np.full((count, 1, 1, 1), -1, np.float32))
@@ -50,13 +48,3 @@ def replace(graph: Graph, index: int) -> Replacement | None:
             node("Add", [above, scaled], out),
         ],
     )
-
-
-def _has_pixels(graph: Graph, name: str, shape: Sequence[int | None]) -> bool:
-    """Return True for an image that is never empty: no Conv takes or gives one that is."""
-    if all(shape[2:]):
-        return True
-    index = graph.maker(name)
-    while index is not None and graph.is_a(index, "BatchNormalization"):
-        index = graph.maker(graph.nodes[index].input[0])
-    return graph.is_a(index, "Conv")
