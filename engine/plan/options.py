@@ -80,6 +80,8 @@ class BuildOptions:
         """Return the same wishes for another context and configuration."""
         options = copy(self)
         options.context, options.config = context, config
+        if self._progress is not None:
+            options._progress = self._note_progress  # what it raises is known here too
         options.threads = _threads(context.cpu)
         return options
 

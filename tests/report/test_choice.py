@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
+from onnx.numpy_helper import from_array
 
 import engine
 from engine import Context, Model, ModelParallelRunner, ModelType
@@ -170,6 +172,23 @@ def test_a_backend_that_fails_or_disagrees_is_not_chosen_and_the_evidence_says_w
     assert "faulty" not in speeds.compared
 
 
+UNSIGNED = """
+import numpy as np
+@hookimpl
+def engine_predict(context, inputs, outputs, deadline_s):
+    return context.run([np.abs(each) for each in inputs], outputs, deadline_s)
+"""
+
+
+def test_a_backend_that_is_wrong_below_0_alone_is_not_chosen(
+    speeds: Speeds, install: Install, path: Path, tmp_path: Path
+) -> None:
+    install("unsigned", extra=UNSIGNED)
+    speeds.of["unsigned"] = [0.1]
+    assert where(build(path)) == "base"
+    assert "its results differ" in trials_of(tmp_path)["unsigned,base"].why_not
+
+
 def test_a_backend_without_a_device_is_evidence(
     speeds: Speeds, install: Install, path: Path, tmp_path: Path
 ) -> None:
@@ -296,6 +315,22 @@ def test_without_the_cache_a_process_measures_once(
     assert not (tmp_path / "cache").exists()
 
 
+def test_large_models_that_differ_in_one_byte_share_no_evidence(
+    speeds: Speeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_CACHE", "off")
+    for place in (5, 6, 7, 8):
+        weight = np.zeros(40_000, np.float32)
+        weight[place] = 3
+        x, y = (helper.make_tensor_value_info(name, 1, [1, 40_000]) for name in "xy")
+        node, constant = helper.make_node("Mul", ["x", "w"], ["y"]), from_array(weight, "w")
+        graph = helper.make_graph([node], "g", [x], [y], [constant])
+        opsets = [helper.make_opsetid("", 17)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+        engine.load(model.SerializeToString(), target="auto", threads=1, config=CONFIG)
+    assert len(speeds.compared) == 4
+
+
 def test_builds_at_the_same_time_measure_once(speeds: Speeds, path: Path) -> None:
     speeds.of["other"] = [0.5]
     with ThreadPoolExecutor(4) as pool:
@@ -419,6 +454,27 @@ def test_an_exception_of_the_progress_callback_is_raised_as_it_is(
 ) -> None:
     def progress(phase: str, done: int, total: int | None) -> None:
         if phase.startswith("try other"):
+            raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        build(path, progress=progress)
+
+
+NOISY = """
+@hookimpl
+def engine_compile(loaded, options):
+    options.progress("compile noisy", 0, None)
+    return loaded.compile(options)
+"""
+
+
+def test_an_exception_of_the_callback_in_a_compile_is_not_laid_on_the_backend(
+    speeds: Speeds, install: Install, path: Path
+) -> None:
+    install("noisy", extra=NOISY)
+
+    def progress(phase: str, done: int, total: int | None) -> None:
+        if phase == "compile noisy":
             raise LookupError("mine")
 
     with pytest.raises(LookupError, match="mine"):

@@ -6,6 +6,7 @@ read. Models of any size have it, for it is small; encrypted ones have it in the
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import re
@@ -39,7 +40,7 @@ _TURN = "choice"
 """Name of the lock of who measures."""
 
 _known: dict[str, Evidence] = {}
-"""Evidence by the sketch of its model and key, of this process."""
+"""Evidence by its model and key, of this process."""
 
 # Of [common_context]; the other keys there change nothing of a model's speed.
 _COMMON = ("isolate", "auto_budget_s")
@@ -113,7 +114,8 @@ class Keeping:
         self._cache = CompileCache.of(config)
         self._cache.keeps_small = True
         self._key = key
-        self._sketch = sketch(key, source)
+        # A sketch alone looks at samples: models that differ in little would share evidence.
+        self._sketch = sketch({**key, "content": _content(source)}, source)
         self._source = source if source.is_secret else self._cache.identified(source)
         self._is_on_disk = (
             self._cache.mode is not Mode.OFF
@@ -170,6 +172,16 @@ def all_of(source: ModelSource, cache: CompileCache) -> list[Evidence]:
         if entry.identity.model == identified.digest and entry.identity.key["backend"] == CHOICE
     ]
     return [evidence for evidence in found if evidence is not None]
+
+
+def _content(source: ModelSource) -> str:
+    """Return a digest of all that is in memory of a model; `sketch` knows its files' versions."""
+    digest = hashlib.sha256()
+    are_mapped = isinstance(source, OpenedSource) and source.are_mapped
+    files = () if are_mapped else source.files.values()
+    for content in (source.data or b"", *files):
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()
 
 
 def _read(folder: Path) -> Evidence:
