@@ -213,7 +213,9 @@ class CompileCache:
             if store.is_formless(sketched):
                 return build(backend, source, options)
             if leaves and self._is_left(store, key, source, options):
-                made = build(backend, source, options, loaded)
+                # What it finds out for the machine, who writes the entry finds there.
+                own = replace(options, cache_folder=store.shared(key["backend"]))
+                made = build(backend, source, own, loaded)
                 if made[0] is not None:
                     assert isinstance(source, OpenedSource)
                     self._unwritten = Unwritten(store, backend, source, options, sketched)
@@ -230,8 +232,8 @@ class CompileCache:
 
                     # Weights that stay mapped instead of being parsed: a third of the time.
                     given = with_weights_apart(source)
-                own = replace(options, save_to=folder, cache_folder=shared)
-                return build(backend, given, own)
+                saved = replace(options, save_to=folder, cache_folder=shared)
+                return build(backend, given, saved)
 
             work = Work(
                 identity=identity,
