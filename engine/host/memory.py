@@ -12,8 +12,6 @@ from engine.types import DeviceMemory
 
 _ROOT = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
-# glibc's, on 64 bits: no heap of a thread is larger, and no such piece is mapped by itself.
-_HEAP_BYTES, _PIECE_BYTES = 64 << 20, 120 << 10
 # By version of cgroups: the files of limit and usage, and the line of memory.stat that says which
 # of the usage is cached files that the kernel gives up first.
 _FILES = {
@@ -46,23 +44,6 @@ def trim(kept_bytes: int = 0) -> None:
     release = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if release is not None:
         release(ctypes.c_size_t(kept_bytes))
-
-
-def trim_thread() -> None:
-    """Do as `trim`, also for the end of the calling thread's own heap, which that leaves alone.
-
-    What is at its end is taken in pieces, of which the last keeps the others from being its end.
-    """
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "malloc_trim"):
-        return
-    libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
-    libc.free.argtypes = [ctypes.c_void_p]
-    pieces = [libc.malloc(_PIECE_BYTES) for _ in range(_HEAP_BYTES // _PIECE_BYTES)]
-    for piece in pieces[:-1]:
-        libc.free(piece)
-    trim()
-    libc.free(pieces[-1])
 
 
 def _of_machine(proc: Path) -> tuple[int | None, int | None]:

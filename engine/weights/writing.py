@@ -12,6 +12,7 @@ model, whoever has started it, and a process whose writer was killed can tell.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
 import os
 import pickle
@@ -26,7 +27,7 @@ from engine.backends import warn_once
 from engine.host import child
 from engine.host.cpus import background
 from engine.host.interrupts import pass_interrupt
-from engine.host.memory import trim_thread
+from engine.host.memory import trim
 from engine.host.paths import absolute
 from engine.weights.compile_cache import Unwritten
 from engine.weights.identity import identify, key_of
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
 
     from engine.types import CompileOptions
 
-
 _EXIT_WAIT_S = 30.0
+# glibc's, on 64 bits: no heap of a thread is larger, and no such piece is mapped by itself.
+_HEAP_BYTES, _PIECE_BYTES = 64 << 20, 120 << 10
 
 
 class Request(NamedTuple):
@@ -163,7 +165,7 @@ def _finish(writing: _Writing) -> None:
         with work.store.locked(TURN, shared=True, check=_check), _reopening:
             _check()
             writing.reopen()
-            trim_thread()  # its weights were in memory of this process
+            _trim_thread()  # its weights were in memory of this process
     elif writing.writer is not None and (writing.writer.returncode or words):
         ending = child.ending(writing.writer.returncode)
         ending = ending and f"the process that writes it {ending}"
@@ -224,3 +226,20 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+def _trim_thread() -> None:
+    """Do as `trim`, also for the end of the calling thread's own heap, which that leaves alone.
+
+    What is at its end is taken in pieces, of which the last keeps the others from being its end.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "malloc_trim"):
+        return
+    libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    libc.free.argtypes = [ctypes.c_void_p]
+    pieces = [libc.malloc(_PIECE_BYTES) for _ in range(_HEAP_BYTES // _PIECE_BYTES)]
+    for piece in pieces[:-1]:
+        libc.free(piece)
+    trim()
+    libc.free(pieces[-1])
