@@ -64,6 +64,8 @@ def _asked(context: Context) -> Choice:
     override = [part for part in override if part]
     if not override:
         return context.target, f"target {context.target}", False
+    if len(override) > 1 and AUTO in map(str.lower, override):
+        raise BackendError(f"ENGINE_TARGET: 'auto' stands alone, but got {','.join(override)}")
     if override != context.target:
         warn_once(f"ENGINE_TARGET={','.join(override)} overrides the target {context.target}")
     return override, f"ENGINE_TARGET={','.join(override)} instead of target {context.target}", True

@@ -534,6 +534,15 @@ def test_auto_stands_alone() -> None:
         context.target = ["auto", "cpu"]
 
 
+@pytest.mark.parametrize("several", ["auto,cpu", "cpu, AUTO"])
+def test_auto_stands_alone_in_the_environment_too(
+    several: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_TARGET", several)
+    with pytest.raises(engine.errors.BackendError, match="ENGINE_TARGET: 'auto' stands alone"):
+        engine.load(models.affine(tmp_path))
+
+
 def test_the_users_context_stays_as_it_is(speeds: Speeds, path: Path) -> None:
     speeds.of["other"] = [0.5]
     context = Context()

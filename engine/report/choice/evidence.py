@@ -88,7 +88,7 @@ def read(text: str | bytes) -> Evidence:
             created=float(said["created"]),
             took_s=float(said["took_s"]),
         )
-    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (LookupError, OverflowError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"it is no evidence of a choice: {error!r}") from error
 
 
