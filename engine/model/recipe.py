@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.errors import ModelError
-from engine.formats.collectives import is_collective
 from engine.host.launched import is_launched
 from engine.host.paths import absolute
 from engine.wings import wing
@@ -324,6 +323,8 @@ class Recipe:
 
 def _has_ranks(source: ModelSource, targets: Targets) -> bool:
     """Return whether a model is one rank's of several, or has collectives."""
+    from engine.formats.collectives import is_collective
+
     nodes = source.graph.nodes if source.graph is not None else ()
     return targets.options.world_size > 1 or any(
         is_collective(node.op_type, node.domain) for node in nodes

@@ -87,19 +87,19 @@ class StridedValues(Level):
         VIEWS[view].of(expected)[...] = new
         np.testing.assert_array_equal(strided.get(whole), expected)
 
-    @pytest.mark.parametrize("view", ["columns", "reversed", "shifted", "scalar"])
     @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.int64])
     def test_strides_count_elements_of_any_size(
-        self, strided: Memory, view: str, dtype: type[np.generic]
+        self, strided: Memory, dtype: type[np.generic]
     ) -> None:
         grid = GRID.astype(dtype)
-        source = VIEWS[view].on(strided.put(grid))
-        np.testing.assert_array_equal(strided.get(source), VIEWS[view].of(grid))
-        whole = strided.put(np.zeros_like(grid))
-        strided.copy(VIEWS[view].of(grid).copy(), VIEWS[view].on(whole))
-        expected = np.zeros_like(grid)
-        VIEWS[view].of(expected)[...] = VIEWS[view].of(grid)
-        np.testing.assert_array_equal(strided.get(whole), expected)
+        for view in (VIEWS[name] for name in ("columns", "reversed", "shifted", "scalar")):
+            source = view.on(strided.put(grid))
+            np.testing.assert_array_equal(strided.get(source), view.of(grid))
+            whole = strided.put(np.zeros_like(grid))
+            strided.copy(view.of(grid).copy(), view.on(whole))
+            expected = np.zeros_like(grid)
+            view.of(expected)[...] = view.of(grid)
+            np.testing.assert_array_equal(strided.get(whole), expected)
 
     @pytest.mark.parametrize(
         "view", ["columns", "rows", "repeated", "alone", "shifted", "reversed"]
