@@ -273,8 +273,9 @@ def engine_compiled_key(options: CompileOptions) -> Mapping[str, str]:
     """Give all that a compiled form depends on beside the model, as text by name.
 
     Versions of plugin, runtime and driver, the device's kind, options and threads where they
-    matter, shapes. The core stores it beside the form, uses the form only where the key is equal,
-    and otherwise says which of these names differ. The model's content, `device.id` and the
+    matter, shapes; of several devices, how many and of which kinds, where the form is not for any.
+    The core stores it beside the form, uses the form only where the key is equal, and
+    otherwise says which of these names differ. The model's content, `device.id` and the
     format of the folder's name are the core's business.
     Cheap: it is asked for at every build. Raises BackendUnavailable where the device is gone.
     Capability: COMPILE_CACHE.
