@@ -43,7 +43,7 @@ def private_bytes(process: int) -> int:
 def test_workers_have_one_copy_of_the_weights_and_give_what_one_process_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ENGINE_CACHE", "on")
+    monkeypatch.setenv("ENGINE_CACHE", "wait")
     monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
     path = weighty(tmp_path)
     x = np.random.default_rng(9).standard_normal((5, SIZE), dtype=np.float32)
