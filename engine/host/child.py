@@ -1,8 +1,9 @@
 """Python processes started to do one thing: how they are started, what they see, how they ended.
 
 A child imports from where its parent does, never from the working folder, and does not get the
-keys of encrypted models. It leads a session of its own, so that all that it has started ends with
-it, and a terminal's Ctrl-C reaches only the parent.
+keys of encrypted models. Where its parent was told to leave out the environment or the user's own
+packages (`python -I`, -E, -s, -S), it does so too. It leads a session of its own, so that all that
+it has started ends with it, and a terminal's Ctrl-C reaches only the parent.
 """
 
 from __future__ import annotations
@@ -26,13 +27,24 @@ def environment(without: Sequence[str] = (), **more: str) -> dict[str, str]:
     The key of encrypted models is never in it.
     """
     left_out = {KEY_VARIABLE, *without}
+    if sys.flags.ignore_environment:  # an -E of its own would leave out its import path
+        left_out.update(name for name in os.environ if name.startswith("PYTHON"))
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
-    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **more}
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(_can_be_told, sys.path)), **more}
+
+
+def _can_be_told(path: object) -> bool:
+    """Return whether an entry of sys.path means the same in PYTHONPATH.
+
+    Imports pass over what is no text, and a separator in it would make two other folders of it.
+    """
+    return isinstance(path, str) and path != "" and os.pathsep not in path
 
 
 def command(*arguments: str) -> list[str]:
     """Return the command of a child: this Python, with its arguments ("-m", "my.module")."""
-    return [sys.executable, "-P", *arguments]
+    flags = {"-s": sys.flags.no_user_site, "-S": sys.flags.no_site}
+    return [sys.executable, "-P", *(flag for flag, is_on in flags.items() if is_on), *arguments]
 
 
 def start(
