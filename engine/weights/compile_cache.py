@@ -365,8 +365,14 @@ def is_there(store: Store, key: Mapping[str, str], source: ModelSource) -> bool:
 
 
 def can_start_processes() -> bool:
-    """Return whether this process can start Python beside it; a program of its own cannot."""
-    return os.name == "posix" and bool(sys.executable) and not getattr(sys, "frozen", False)
+    """Return whether this process can start Python beside it.
+
+    A program of its own cannot, nor one that has Python built in (uWSGI, Blender): it would start
+    itself; nor one that may not run it any more.
+    """
+    own = sys.executable or ""
+    is_python = "py" in os.path.basename(own).lower() and not getattr(sys, "frozen", False)
+    return os.name == "posix" and is_python and os.access(own, os.X_OK)
 
 
 def _partition_of(source: OpenedSource, key: Mapping[str, str]) -> Identity:

@@ -139,11 +139,15 @@ class Store:
         check: Callable[[], None] | None = None,
     ) -> AbstractContextManager[bool]:
         """Hold the lock of an entry: see `engine.weights.locks.locked`."""
-        return locked(self.folder / "locks" / name, shared=shared, wait=wait, check=check)
+        return locked(self.lock(name), shared=shared, wait=wait, check=check)
+
+    def lock(self, name: str) -> Path:
+        """Return the path of the lock of that name."""
+        return self.folder / "locks" / name
 
     def is_held(self, name: str) -> bool:
         """Return whether another holds the lock of that name alone. Raises CacheUnusable."""
-        if not os.path.lexists(self.folder / "locks" / name):
+        if not os.path.lexists(self.lock(name)):
             return False
         with self.locked(name, shared=True, wait=False) as is_free:
             return not is_free

@@ -18,6 +18,7 @@ import os
 import pickle
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from engine.types import CompileOptions
 
 _EXIT_WAIT_S = 30.0
+_AGAIN_S = 0.02
 # glibc's, on 64 bits: no heap of a thread is larger, and no such piece is mapped by itself.
 _HEAP_BYTES, _PIECE_BYTES = 64 << 20, 120 << 10
 
@@ -63,7 +65,7 @@ class _Writing:
 
     @property
     def lock(self) -> Path:
-        return self.unwritten.store.folder / "locks" / self.unwritten.sketched
+        return self.unwritten.store.lock(self.unwritten.sketched)
 
 
 class _Ending(Exception):
@@ -126,7 +128,9 @@ def _start(writing: _Writing) -> None:
         request = Request(work.store.folder.parent, absolute(path), work.backend.name, sent)
         with open(descriptor, "wb", buffering=0, closefd=False) as errors:
             writing.writer = child.start(
-                ["-m", "engine.weights.writer"], errors, given=pickle.dumps(request)
+                ["-m", "engine.weights.writer", str(work.store.lock(TURN))],
+                errors,
+                given=pickle.dumps(request),
             )
             background.add(writing.writer.pid)
     finally:
@@ -157,9 +161,11 @@ def _finish(writing: _Writing) -> None:
     work = writing.unwritten
     name = work.source.name
     words = _ended(writing)
-    if writing.writer is None and not _is_written(work):  # the other process's was killed
+    while writing.writer is None and not (_is_written(work) or _is_formless(work)):
+        # The other process's was killed, or the lock was held by one that waits for it.
         _start(writing)
         words = _ended(writing)
+        time.sleep(_AGAIN_S)
     if _is_written(work):
         # Beside another writer a backend would take the machine for a busy one.
         with work.store.locked(TURN, shared=True, check=_check), _reopening:
@@ -193,6 +199,10 @@ def _ended(writing: _Writing) -> str:
 def _is_written(work: Unwritten) -> bool:
     identity = identify(work.store.digests, key_of(work.backend, work.options), work.source)
     return work.store.version(identity) is not None
+
+
+def _is_formless(work: Unwritten) -> bool:
+    return work.store.is_formless(work.sketched)
 
 
 def _check() -> None:

@@ -258,6 +258,57 @@ def test_a_process_whose_fellows_writer_was_killed_writes_itself(
     model.close()
 
 
+def test_an_entry_is_written_though_its_lock_is_held_for_a_moment_by_who_waits_for_it(
+    path, folder, load, writers
+) -> None:
+    """As `engine cache wait` holds it, and each process whose fellow's writer was killed."""
+    store = Store(folder)
+    with store.locked(TURN):
+        load(path).close()
+        [writer] = writers
+        writer.kill()
+        assert writing.wait(LONG_S)
+        [name] = set(os.listdir(store.lock(TURN).parent)) - {TURN}
+    with store.locked(name, shared=True):
+        model = load(path)
+        assert not writing.wait(0.5)
+        assert writers == [writer]
+    assert writing.wait(LONG_S)
+    assert len(names(folder)) == 1
+    assert len(writers) == 2
+    run(model)
+    model.close()
+
+
+@pytest.mark.parametrize(("name", "mode"), [("uwsgi", 0o700), ("python3", 0o600)])
+def test_a_process_that_cannot_start_python_writes_by_itself(
+    path, folder, load, monkeypatch, name, mode
+) -> None:
+    """A program that has Python built in would start itself, as often as it builds a model."""
+    program = path.with_name(name)
+    program.write_text("#!/bin/sh\necho started > $0.started\n")
+    program.chmod(mode)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with load(path) as model:
+        assert len(names(folder)) == 1
+        run(model)
+    assert not path.with_name(f"{name}.started").exists()
+
+
+def test_a_writer_is_ended_by_signals_that_its_starter_blocks(path, folder, load, writers) -> None:
+    with Store(folder).locked(TURN):
+        earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGALRM})
+        try:
+            model = load(path)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+        [writer] = writers
+        writer.terminate()
+        assert writer.wait(LONG_S) == -signal.SIGTERM
+    run(model)
+    model.close()
+
+
 SCRIPT = """
 import sys
 import numpy as np
