@@ -82,8 +82,14 @@ def entry_points(prefix: str, warn: Callable[[str], None]) -> Iterator[EntryPoin
 
 def _metadata() -> Iterator[tuple[str, Read]]:
     """Yield the metadata of each distribution: their place, and how to read a file of them."""
-    for entry in dict.fromkeys(os.path.abspath(entry) for entry in sys.path):
+    seen = set()
+    for path in sys.path:
+        entry = path
         try:
+            entry = os.path.abspath(path)  # not to be had in a working folder that was deleted
+            if entry in seen:
+                continue
+            seen.add(entry)
             names = os.listdir(entry)
         except NotADirectoryError as error:
             pass_interrupt(error)

@@ -30,15 +30,9 @@ def environment(without: Sequence[str] = (), **more: str) -> dict[str, str]:
     if sys.flags.ignore_environment:  # an -E of its own would leave out its import path
         left_out.update(name for name in os.environ if name.startswith("PYTHON"))
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(_can_be_told, sys.path)), **more}
-
-
-def _can_be_told(path: object) -> bool:
-    """Return whether an entry of sys.path means the same in PYTHONPATH.
-
-    Imports pass over what is no text, and a separator in it would make two other folders of it.
-    """
-    return isinstance(path, str) and path != "" and os.pathsep not in path
+    # Imports pass over what is no text; a separator in an entry would make two other folders of it.
+    told = [path for path in sys.path if isinstance(path, str) and path and os.pathsep not in path]
+    return {**kept, "PYTHONPATH": os.pathsep.join(told), **more}
 
 
 def command(*arguments: str) -> list[str]:

@@ -38,6 +38,7 @@ from engine.weights.store import TURN
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from engine.formats.opened import OpenedSource
     from engine.types import CompileOptions
 
 _EXIT_WAIT_S = 30.0
@@ -84,7 +85,7 @@ def write_afterwards(unwritten: Unwritten, reopen: Callable[[], None]) -> None:
 
     What is wrong with the cache is a warning.
     """
-    writing = _Writing(unwritten, reopen, None)
+    writing = _Writing(unwritten._replace(source=_anywhere(unwritten.source)), reopen, None)
     try:
         _start(writing)
         _enqueue(writing)
@@ -94,6 +95,16 @@ def write_afterwards(unwritten: Unwritten, reopen: Callable[[], None]) -> None:
             f"the compile cache is not written: {error}; with ENGINE_CACHE=wait a build writes it "
             "itself"
         )
+
+
+def _anywhere(source: OpenedSource) -> OpenedSource:
+    """Return a model whose files are found also from another working folder."""
+    return replace(
+        source,
+        path=source.path and absolute(source.path),
+        folder=source.folder and absolute(source.folder),
+        versions={absolute(path): version for path, version in source.versions.items()},
+    )
 
 
 def _enqueue(writing: _Writing) -> None:
@@ -125,7 +136,7 @@ def _start(writing: _Writing) -> None:
         path = work.source.path
         assert path is not None, "it is read from its file"
         sent = replace(work.options, progress=None, cancel=None)
-        request = Request(work.store.folder.parent, absolute(path), work.backend.name, sent)
+        request = Request(work.store.folder.parent, path, work.backend.name, sent)
         with open(descriptor, "wb", buffering=0, closefd=False) as errors:
             writing.writer = child.start(
                 ["-m", "engine.weights.writer", str(work.store.lock(TURN))],

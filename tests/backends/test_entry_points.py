@@ -43,6 +43,18 @@ def test_what_this_environment_offers_is_what_importlib_metadata_finds() -> None
     assert {(point.group, point.name, point.value) for point in found("pytest")} == theirs
 
 
+def test_others_are_found_from_a_working_folder_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [point.value for point in found("pytest")]
+    monkeypatch.syspath_prepend("")  # as `python -c` has it
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert [point.value for point in found("pytest")] == expected
+
+
 def test_the_file_is_read_as_its_specification_says(path: Path) -> None:
     text = """
         stray = line

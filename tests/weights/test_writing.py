@@ -176,6 +176,23 @@ def test_sizes_that_were_set_meanwhile_stay(path, folder, load) -> None:
         np.testing.assert_array_equal(model(x=X[:1])["y"], expected()[:1])
 
 
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_model_of_a_relative_path_is_opened_anew_from_another_working_folder(
+    path, folder, load, monkeypatch, is_apart
+) -> None:
+    if is_apart:
+        onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights")
+    monkeypatch.setattr("engine.weights.digests.SETTLED_NS", 0)  # as if the file were old
+    monkeypatch.chdir(path.parent)
+    with Store(folder).locked(TURN):
+        loaded = load(Path(path.name))
+        monkeypatch.chdir("/")
+    assert writing.wait(LONG_S)
+    assert is_mapped(loaded)
+    run(loaded)
+    loaded.close()
+
+
 @pytest.mark.parametrize("is_freed", [False, True])
 def test_a_model_that_is_gone_by_then_leaves_its_entry(path, folder, load, is_freed) -> None:
     with Store(folder).locked(TURN):
