@@ -110,11 +110,17 @@ def _anywhere(source: OpenedSource) -> OpenedSource:
 def _enqueue(writing: _Writing) -> None:
     global _thread
     with _changing:
-        if _thread is None:
-            thread = threading.Thread(target=_work, name="engine-cache", daemon=True)
-            thread.start()  # it waits for this lock
-            _thread = thread
         _queue.append(writing)
+        if _is_ending:
+            _leave_writers()
+        elif _thread is None:
+            thread = threading.Thread(target=_work, name="engine-cache", daemon=True)
+            try:
+                thread.start()  # it waits for this lock
+            except RuntimeError as error:  # there are too many; the next build tries again
+                pass_interrupt(error)
+            else:
+                _thread = thread
 
 
 def wait(timeout_s: float | None = None) -> bool:
@@ -233,7 +239,7 @@ def _end() -> None:
 
 
 def _leave_writers() -> None:
-    for writing in _queue:
+    for writing in list(_queue):  # a copy: the thread may be at work on it
         if writing.writer is not None and writing.writer.returncode is None:
             writing.writer.returncode = 0  # it is meant to run on: no warning
 

@@ -370,6 +370,40 @@ def test_a_process_that_ends_at_once_leaves_the_entry(path, folder, load) -> Non
         run(model)
 
 
+def test_a_model_that_is_built_while_the_process_ends_leaves_its_entry(path, folder) -> None:
+    late = "import atexit; atexit.register(lambda: engine.load(sys.argv[2], 'cpu')(x=x))"
+    program = SCRIPT.format(rest="pass").replace("import engine", f"import engine; {late}")
+    program = program.replace("y = model", "x = np.eye(2, 2048, dtype=np.float32); y = model")
+    process = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", program, str(path), str(large(path.parent, 1))],
+        capture_output=True, text=True, timeout=LONG_S,
+    )  # fmt: skip
+    assert (process.stdout, process.stderr, process.returncode) == ("ran 1.0\n", "", 0)
+    Store(folder).wait()
+    assert len(names(folder)) == 2
+
+
+def test_without_a_thread_the_entry_is_written_and_the_next_build_opens_both_models_anew(
+    path, folder, load, monkeypatch, caplog
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        first = load(path)
+    run(first)
+    Store(folder).wait()
+    assert len(names(folder)) == 1
+    assert caplog.text == ""
+    second = load(large(path.parent, 1))
+    assert writing.wait(LONG_S)
+    for number, model in enumerate((first, second)):
+        assert is_mapped(model)
+        run(model, number)
+        model.close()
+
+
 def test_a_process_that_is_killed_leaves_the_entry(path, folder, load) -> None:
     process = start_script(path, "input()")
     read_until(process, "ran")
