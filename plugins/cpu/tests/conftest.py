@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from engine import Model
 
 Load = Callable[..., Model]
 
+sys.path.insert(0, str(Path(__file__).parent))  # several files use `rewrite_graphs`
 os.environ["ENGINE_CACHE"] = "off"  # what a test builds is no business of the user's cache
 
 
