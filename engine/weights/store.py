@@ -136,7 +136,7 @@ class Store:
         *,
         shared: bool = False,
         wait: bool = True,
-        check: Callable[[], None] | None = None,
+        check: Callable[[], object] | None = None,
     ) -> AbstractContextManager[bool]:
         """Hold the lock of an entry: see `engine.weights.locks.locked`."""
         return locked(self.folder / "locks" / name, shared=shared, wait=wait, check=check)
@@ -148,7 +148,7 @@ class Store:
         with self.locked(name, shared=True, wait=False) as is_free:
             return not is_free
 
-    def wait(self, check: Callable[[], None] | None = None) -> None:
+    def wait(self, check: Callable[[], object] | None = None) -> None:
         """Wait until all that is being written now, or is about to be, is written.
 
         check: called while waiting; may raise. Raises CacheUnusable.
@@ -298,7 +298,7 @@ class Store:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    def sharing(self, check: Callable[[], None] | None = None) -> AbstractContextManager[bool]:
+    def sharing(self, check: Callable[[], object] | None = None) -> AbstractContextManager[bool]:
         """Hold what is shared against being pruned, while a backend writes to it."""
         return self.locked(_SHARED, shared=True, check=check)
 

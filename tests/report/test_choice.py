@@ -24,7 +24,7 @@ import engine
 from engine import Context, Model, ModelParallelRunner, ModelType
 from engine.backends import installed
 from engine.errors import Cancelled, SettingError
-from engine.report.choice import choosing, contest, duel, keeping
+from engine.report.choice import choosing, contest, duel, keeping, limits, running
 from engine.report.choice.evidence import Evidence, Setup, Trial, read
 from engine.types import CancelToken
 from engine.weights.store import Store
@@ -64,8 +64,8 @@ class Speeds:
         self.raises: BaseException | None = None
 
     def duel(self, default: Any, candidate: Any, *_: Any, **__: Any) -> duel.Duel:
-        running = candidate.func.__self__
-        name = next(iter(running.nodes()))
+        setup = candidate.func.__self__
+        name = next(iter(setup.nodes()))
         self.compared.append(name)
         if self.raises is not None:
             raise self.raises
@@ -84,6 +84,8 @@ def speeds(monkeypatch: pytest.MonkeyPatch, install: Install, tmp_path: Path) ->
     monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", ",".join(strange - {"base", "other"}))
     monkeypatch.setenv("ENGINE_CACHE", "on")
     monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
+    # Speeds that are given have to be given in this process.
+    monkeypatch.setattr(choosing, "can_start_processes", lambda: False)
     monkeypatch.setattr(duel, "duel", made.duel)
     monkeypatch.setattr(contest, "_SLOW", math.inf)
     monkeypatch.setattr(keeping, "_known", {})
@@ -232,7 +234,7 @@ def test_a_model_that_does_not_run_on_generated_inputs_stays_on_the_default(
     def fail(*_: Any, **__: Any) -> None:
         raise engine.InputError("x is none of the words")
 
-    monkeypatch.setattr(contest, "run_filled", fail)
+    monkeypatch.setattr(running, "run_filled", fail)
     assert where(build(path)) == "base"
     assert "x is none of the words" in trials_of(tmp_path)["base"].why_not
     assert speeds.compared == []
@@ -410,7 +412,7 @@ def test_evidence_of_another_user_is_not_believed(
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2}, {"chosen": {"targets": [], "threads": 0, "sections": {}}},
+        {"format": 1}, {"chosen": {"targets": [], "threads": 0, "sections": {}}},
         {"chosen": {"targets": ["base"], "threads": -1, "sections": {}}}, {"trials": 1},
         {"key": []}, {"created": "yesterday"},
         {"trials": [{"setup": {"targets": ["a"], "threads": 0, "sections": {}}, "default_s": -1}]},
@@ -485,13 +487,13 @@ def test_an_interrupt_ends_the_contest_and_closes_what_it_has_built(
     speeds: Speeds, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[object] = []
-    really = contest._Running.close
+    really = running.Running.close
 
-    def close(running: Any) -> None:
-        closed.append(running)
-        really(running)
+    def close(setup: Any) -> None:
+        closed.append(setup)
+        really(setup)
 
-    monkeypatch.setattr(contest._Running, "close", close)
+    monkeypatch.setattr(running.Running, "close", close)
     speeds.raises = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         build(path)
@@ -649,4 +651,4 @@ def test_a_duel_ends_when_it_is_cancelled() -> None:
 
 
 def test_the_budget_is_five_seconds_unless_it_is_set() -> None:
-    assert choosing.BUDGET_S == 5.0
+    assert limits.BUDGET_S == 5.0
