@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -33,36 +29,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         models.affine(tmp_path), config={"common_context": {"model_cache_dir": str(folder)}}
     ).close()
     return folder
-
-
-@pytest.fixture
-def make_read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Nothing below a folder can be changed from then on, as on a disk that is mounted read-only.
-
-    By the calls of the operating system: modes would not keep root from writing.
-    """
-
-    def make(top: Path) -> None:
-        def refusing(name: str) -> None:
-            really = getattr(os, name)
-
-            def call(path: Any, *arguments: Any, **named: Any) -> Any:
-                flags = arguments[0] if name == "open" and arguments else 0
-                is_change = name != "open" or flags & (os.O_CREAT | os.O_RDWR | os.O_WRONLY)
-                if isinstance(path, int) or not is_change or top not in Path(path).parents:
-                    return really(path, *arguments, **named)
-                if name == "access":
-                    return not arguments[0] & os.W_OK and really(path, *arguments)
-                if name == "mkdir" and os.path.exists(path):
-                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-                raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-
-            monkeypatch.setattr(os, name, call)
-
-        for name in ("open", "mkdir", "rename", "replace", "unlink", "rmdir", "utime", "access"):
-            refusing(name)
-
-    return make
 
 
 def test_a_read_only_cache_is_listed_explained_and_verified(cli, folder, tmp_path, make_read_only):
