@@ -12,6 +12,7 @@ import platform
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ from engine.weights.location import CacheUnusable
 
 if TYPE_CHECKING:
     from engine.backends.entry_points import EntryPoint
+    from engine.context import AscendSettings, GpuSettings
 
 FILE = "evidence.json"
 CHOICE = "(choice)"
@@ -56,7 +58,7 @@ def key_of(
         "core": __version__,
         "machine": f"{_processor()}, {usable_cpus()} CPUs, {platform.system()}",
         "default": str(default),
-        "context": repr([context.cpu, context.gpu, context.ascend]),
+        "context": repr([context.cpu, *map(_of_any_number, (context.gpu, context.ascend))]),
         "threads": repr(options.threads),
         "sections": json.dumps(config, sort_keys=True),
         "common": json.dumps({name: common[name] for name in _COMMON if name in common}),
@@ -66,6 +68,16 @@ def key_of(
         key["passes"] = ", ".join(source.passes)
     names = usable()
     return key | {f"backend {p.name}": _versions(p) for p in installed_points() if p.name in names}
+
+
+def _of_any_number(settings: GpuSettings | AscendSettings) -> GpuSettings | AscendSettings:
+    """Return the settings of a device type without the device's number.
+
+    The workers of several devices run parts of one request: they are to choose alike.
+    """
+    settings = copy(settings)
+    settings.device_id = 0
+    return settings
 
 
 def _counts(section: str) -> bool:
