@@ -100,9 +100,9 @@ class _Contests:
     def go_on(self, known: Known) -> Outcome | Known:
         """Hold a contest; return its outcome, or what is known where its process was lost."""
         order = self._order
-        options, limits = order.options, order.limits
+        options = order.options
         if self._end is not None:
-            limits = limits._replace(budget_s=max(0.0, self._end - monotonic()))
+            known = known._replace(left_s=max(0.0, self._end - monotonic()))
         request = _Request(
             context=options.context,
             config=options.config,
@@ -110,7 +110,7 @@ class _Contests:
             shares_workspace=options.shares_workspace,
             is_watched=options.is_watched,
             default=order.default,
-            limits=limits,
+            limits=order.limits,
             variable_weights=tuple(order.variable_weights),
             known=known,
         )
@@ -140,19 +140,20 @@ class _Contests:
                 elif kind == "trial":
                     known = _with(known, value)
                 else:
-                    if step.setup == order.default:
+                    if step.setup == order.default:  # it has run
                         self._default_s = max(self._default_s, monotonic() - begin)
+                        self._end = self._end or monotonic() + order.limits.budget_s
                     step, begin = value, monotonic()
                     until = begin + self._limit_s(step)
 
     def _limit_s(self, step: Step) -> float:
         """Return how long a step may take."""
-        now = monotonic()
         if step.setup is None:
             return _LOOK_LIMIT_S
-        if self._end is None:
-            self._end = now + self._order.limits.budget_s
-        return max(0.0, self._end - now) + _PATIENCE_S + _PATIENCE * self._default_s
+        left_s = self._order.limits.budget_s
+        if self._end is not None:
+            left_s = max(0.0, self._end - monotonic())
+        return left_s + _PATIENCE_S + _PATIENCE * self._default_s
 
     def _without(self, known: Known, step: Step, how: str) -> Outcome | Known:
         """Return what is known with the step in which a process was lost."""

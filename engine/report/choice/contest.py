@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import filterfalse
 from time import monotonic
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -28,7 +27,7 @@ MARGIN = 0.97
 _DUEL_S = 0.4
 _SLOW = 4.0
 """A few calls tell enough of a setup that takes so many times the default's time."""
-_EXACT = 0.2
+_EXACT = 0.1
 """Part of the budget in which errors get results in float64 to be measured against."""
 
 Build = Callable[[Targets], Plan]
@@ -55,11 +54,12 @@ class Known(NamedTuple):
     """What earlier contests on the same model have found, which were ended.
 
     trials: of all setups that were tried, the default's not among them. unusable: why a backend
-    cannot be had, by name.
+    cannot be had, by name. left_s: seconds of the budget that are left; None for all.
     """
 
     trials: tuple[Trial, ...] = ()
     unusable: Mapping[str, str] = {}
+    left_s: float | None = None
 
 
 class Outcome(NamedTuple):
@@ -82,7 +82,7 @@ class _Best(NamedTuple):
 class Contest:
     """One contest on one model.
 
-    limits: the time counts from when the backends are known. A setup is not begun without time for
+    limits: the time counts from when the default has run. A setup is not begun without time for
     it, but ends even so: a backend may not be able to stop while it compiles. exact: None where no
     errors are measured, or nothing can tell them better than the default. tell: is told of each
     step before it, and of each trial. known: is not tried again. clock: in seconds.
@@ -122,7 +122,6 @@ class Contest:
         self._others = tuple(
             others(self._default.targets[0], self._known.unusable, self._note_look)
         )
-        self._end = self._clock() + self._limits.budget_s
         self._tell(Step(self._default))
         base: Running | None = None
         try:
@@ -132,10 +131,12 @@ class Contest:
                 self._pass_on(error)
                 return self._without_default(error)
             try:
-                base.learn(max(self._end, self._clock() + 1), self._clock)
+                base.learn(self._clock() + max(1.0, self._limits.budget_s), self._clock)
             except Exception as error:
                 self._pass_on(error)
                 return self._unlearned(base, error)
+            left_s = self._known.left_s
+            self._end = self._clock() + (self._limits.budget_s if left_s is None else left_s)
             self._learn_exact(base)
             self._seen.append((base.placement, base.bits))
             own_s = base.call_s
@@ -171,13 +172,14 @@ class Contest:
     def _setups(self) -> Iterator[tuple[Setup, str]]:
         """Yield what to try, each with why it cannot be had.
 
-        First other graphs on the default, which compile fast; then the other backends; of each what
-        is less precise, if that is allowed.
+        What mostly gains most for its time comes first: another graph on the default, which
+        compiles fast, then the other backends, of each what is less precise if that is allowed.
         """
         default = self._default
         own = list(settings(default, self._options))
+        graphs = [setup for setup in own if shows_in_placement(setup)]
         allows_error = self._limits.max_error is not None
-        for setup in filter(shows_in_placement, own):
+        for setup in graphs[:1]:
             yield setup, ""
         for name, why_not in self._others:
             setup = Setup((name, *default.targets))
@@ -188,8 +190,9 @@ class Contest:
         if allows_error:
             for setup in lower(default, self._options):
                 yield setup, ""
-        for setup in filterfalse(shows_in_placement, own):
-            yield setup, ""
+        for setup in own:
+            if setup not in graphs[:1]:
+                yield setup, ""
         best = None if self._best is None else self._trials[self._best.place].setup
         if best is not None and best.targets != default.targets:
             for setup in settings(best, self._options):
@@ -226,6 +229,8 @@ class Contest:
             trial = replace(trial, nodes=nodes)
             if nodes and setup.targets[0] not in nodes:
                 return replace(trial, why_not=f"{setup.targets[0]} can run none of its nodes")
+            if shows_in_placement(setup) and self._has_seen(running.placement):
+                return replace(trial, why_not="it changes nothing of this model")
             agreement = self._agreement(base, running)
             trial = replace(trial, error=agreement.error, why_not=agreement.why_not)
             if trial.why_not:
@@ -254,6 +259,9 @@ class Contest:
             if running is not None:
                 running.close()
         return trial
+
+    def _has_seen(self, placement: list[Placement]) -> bool:
+        return any(placement == seen for seen, _ in self._seen)
 
     def _take_if_best(self, ratio: float, running: Running | None) -> Running | None:
         """Note the next trial's setup where it is the fastest so far; return what to close."""

@@ -58,7 +58,7 @@ def key_of(
         "core": __version__,
         "machine": f"{_processor()}, {usable_cpus()} CPUs, {platform.system()}",
         "default": str(default),
-        "context": repr([context.cpu, *map(_of_any_number, (context.gpu, context.ascend))]),
+        "context": repr([context.cpu, _of_any_number(context.gpu), _of_any_number(context.ascend)]),
         "threads": repr(options.threads),
         "sections": json.dumps(config, sort_keys=True),
         "common": json.dumps({name: common[name] for name in _COMMON if name in common}),

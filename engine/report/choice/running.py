@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -26,7 +27,6 @@ _LONG_S = 0.1
 """Seconds of a call from which on one sample has to do."""
 
 _SHAPES = 6
-_GLANCE_S = 0.2
 
 
 class Sample(NamedTuple):
@@ -55,8 +55,8 @@ class Running:
     """A compiled setup with one context.
 
     on_one_cpu: a call keeps one CPU of this process busy. samples: of the default alone. call_s:
-    the time of one call. placement: of the model's nodes. bits: digest of the outputs for the
-    first sample.
+    the shortest time of a call so far. placement: of the model's nodes. bits: digest of the outputs
+    for the first sample.
     """
 
     def __init__(self, plan: Plan, on_one_cpu: bool) -> None:
@@ -64,7 +64,7 @@ class Running:
         self.on_one_cpu = on_one_cpu
         self.names = [spec.name for spec in plan.executable.inputs]
         self.samples: list[Sample] = []
-        self.call_s = 0.0
+        self.call_s = math.inf
         self.bits = ""
         try:
             self.placement = plan.placement()
@@ -85,22 +85,23 @@ class Running:
         specs = self._plan.executable.inputs
         first = [shapes_of_size(specs, 1, SIZE)]
         until = self._deadline(end)
+
+        def run(values: list[Any]) -> Values:
+            return self._timed(values, until, clock)
+
         for seed in _SEEDS:
-            values, results = run_filled(
-                specs, Fill.RANDOM, lambda values: self.run(values, until), seed, most=_SHAPES,
-                first=first,
-            )  # fmt: skip
+            values, results = run_filled(specs, Fill.RANDOM, run, seed, most=_SHAPES, first=first)
             self.samples.append(Sample(values, self._by_name(results)))
             self.bits = self.bits or _digest(self.samples[0].outputs)
-            self._time(values, until, clock)
             if self.call_s > _LONG_S:
-                break
-        if self.call_s <= _LONG_S:
-            values = [_signed(value) for value in self.samples[-1].values]
-            try:
-                self.samples.append(Sample(values, self._by_name(self.run(values, until))))
-            except Exception as error:  # a model may want numbers of 0 or more
-                pass_interrupt(error)
+                run(values)  # the first call may have taken longer than others
+            if self.call_s > _LONG_S:
+                return
+        values = [_signed(value) for value in self.samples[-1].values]
+        try:
+            self.samples.append(Sample(values, self._by_name(run(values))))
+        except Exception as error:  # a model may want numbers of 0 or more
+            pass_interrupt(error)
 
     def agrees(
         self, base: Running, end: float, clock: Callable[[], float], max_error: float | None
@@ -109,7 +110,7 @@ class Running:
         errors: list[float] = []
         until = self._deadline(end)
         for values, expected, exact in base.samples:
-            own = self._by_name(self.run(values, until))
+            own = self._by_name(self._timed(values, until, clock))
             self.bits = self.bits or _digest(own)
             if max_error is not None:
                 errors.append(error_of(own, expected, exact))
@@ -120,7 +121,8 @@ class Running:
             for output in compare_outputs(own, expected).outputs:
                 if not output.is_within or output.dtypes[0] != output.dtypes[1]:
                     return Agreement(why_not=f"its results differ from the default's: {output}")
-        self._time(base.samples[0].values, until, clock)
+        if len(base.samples) == 1:  # the first call may have taken longer than others
+            self._timed(base.samples[0].values, until, clock)
         return Agreement(max(errors) if errors else None)
 
     def nodes(self) -> Mapping[str, int]:
@@ -132,14 +134,12 @@ class Running:
         close(self._context)
         self._plan.pool.close()
 
-    def _time(self, values: Values, until: float | None, clock: Callable[[], float]) -> None:
-        """Note the fastest of a few calls."""
-        times: list[float] = []
-        while len(times) < 3 and sum(times) < _GLANCE_S:
-            begin = clock()
-            self.run(values, until)
-            times.append(clock() - begin)
-        self.call_s = min(times)
+    def _timed(self, values: Values, until: float | None, clock: Callable[[], float]) -> Values:
+        """Predict once, and note the time where it is the shortest so far."""
+        begin = clock()
+        results = self.run(values, until)
+        self.call_s = min(self.call_s, clock() - begin)
+        return results
 
     def _deadline(self, end: float) -> float | None:
         """Return the end of the time for a run, where all its backends can stop then."""

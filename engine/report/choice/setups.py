@@ -9,13 +9,20 @@ from copy import copy
 from engine.backends import Backend, BackendState, find_target, installed, open_backend
 from engine.backends.advice import disabled
 from engine.backends.discovery import record
+from engine.options import value_of
 from engine.plan import BuildOptions
 from engine.plan.options import sections_read
 from engine.report.choice.evidence import OF_THREADS, Setup
 from engine.types import Arithmetic, Option
 
-OPTIONS = (("rewrites", "on"), ("rewrites", "exact"), ("spin_us", "0"))
-"""Options and their values that are tried where a backend declares them, one at a time."""
+OPTIONS: tuple[Mapping[str, str], ...] = (
+    # A contest measures the whole; that each rewrite is measured at each build takes seconds.
+    {"rewrites": "on", "measure_rewrites": "off"},
+    {"rewrites": "on"},
+    {"rewrites": "exact"},
+    {"spin_us": "0"},
+)
+"""Options that are tried where a backend declares them, together as they stand here."""
 
 LOWER = (Arithmetic.BFLOAT16, Arithmetic.FLOAT16, Arithmetic.ROUNDED)
 """Kinds of arithmetic that are tried where an error is allowed."""
@@ -64,19 +71,22 @@ def settings(base: Setup, options: BuildOptions) -> Iterator[Setup]:
     backend: Backend = open_backend(target.backend)
     has_threads = options.threads.intra_op > 1
     given = {key for name in sections_read(target) for key in options.config.get(name, {})}
-    for key, value in OPTIONS:
-        declared = backend.info.options.get(key)
-        if (
-            isinstance(declared, Option)
-            and declared.default != value
-            and (not declared.choices or value in declared.choices)
-            and key not in given
-            and (has_threads or key not in OF_THREADS)
-        ):
+    for keys in OPTIONS:
+        is_left_open = given.isdisjoint(keys) and (has_threads or OF_THREADS.isdisjoint(keys))
+        if is_left_open and all(_varies(backend, *pair) for pair in keys.items()):
             section = f"{target.backend}_context"
-            yield Setup(base.targets, base.threads, _merged(base, section, {key: value}))
+            yield Setup(base.targets, base.threads, _merged(base, section, keys))
     if has_threads and options.threads.is_counted:
         yield Setup(base.targets, 1, base.sections)
+
+
+def _varies(backend: Backend, key: str, value: str) -> bool:
+    """Return whether a backend declares an option, with that value beside its default."""
+    option = backend.info.options.get(key)
+    if not isinstance(option, Option):
+        return False
+    wanted = value_of(option, value)
+    return wanted is not None and wanted != value_of(option, option.default)
 
 
 def lower(base: Setup, options: BuildOptions) -> Iterator[Setup]:
@@ -94,8 +104,9 @@ def lower(base: Setup, options: BuildOptions) -> Iterator[Setup]:
 
 
 def shows_in_placement(setup: Setup) -> bool:
-    """Return whether a setup beside its backend's own changes the graph, which placement tells."""
-    return bool(setup.sections) and not setup.is_of_threads
+    """Return whether a setup changes the graph alone, which placement tells."""
+    keys = {key for keys in setup.sections.values() for key in keys}
+    return "rewrites" in keys and "arithmetic" not in keys and not setup.is_of_threads
 
 
 def _merged(base: Setup, section: str, keys: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
