@@ -24,6 +24,7 @@ from engine.types import Placement
 MARGIN = 0.97
 """A setup is chosen only if it takes less than this part of the default's time, twice."""
 
+UNCHANGED = "it changes nothing of this model"
 _DUEL_S = 0.4
 _SLOW = 4.0
 """A few calls tell enough of a setup that takes so many times the default's time."""
@@ -191,12 +192,18 @@ class Contest:
             for setup in lower(default, self._options):
                 yield setup, ""
         for setup in own:
-            if setup not in graphs[:1]:
+            if setup not in graphs or (setup is not graphs[0] and self._may_gain(graphs[0])):
                 yield setup, ""
         best = None if self._best is None else self._trials[self._best.place].setup
         if best is not None and best.targets != default.targets:
             for setup in settings(best, self._options):
                 yield setup, ""
+
+    def _may_gain(self, first: Setup) -> bool:
+        """Return whether a further graph may be faster, by the trial of the first one."""
+        [trial] = [trial for trial in self._trials if trial.setup == first]
+        has_gained = trial.ratio is not None and trial.ratio < MARGIN
+        return not has_gained and trial.why_not != UNCHANGED
 
     def _of_before(self, setup: Setup) -> Trial | None:
         """Return the trial of a setup that an earlier contest has tried."""
@@ -230,14 +237,14 @@ class Contest:
             if nodes and setup.targets[0] not in nodes:
                 return replace(trial, why_not=f"{setup.targets[0]} can run none of its nodes")
             if shows_in_placement(setup) and self._has_seen(running.placement):
-                return replace(trial, why_not="it changes nothing of this model")
+                return replace(trial, why_not=UNCHANGED)
             agreement = self._agreement(base, running)
             trial = replace(trial, error=agreement.error, why_not=agreement.why_not)
             if trial.why_not:
                 return trial
             seen = (running.placement, running.bits)
             if seen in self._seen and not setup.is_of_threads:
-                return replace(trial, why_not="it changes nothing of this model")
+                return replace(trial, why_not=UNCHANGED)
             self._seen.append(seen)
             self._options.check_cancelled()
             if running.call_s > _SLOW * base.call_s:
