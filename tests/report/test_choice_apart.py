@@ -529,6 +529,33 @@ def test_a_runner_measures_before_it_tries_what_its_requests_may_share(
         runner.close()
 
 
+def test_a_runner_is_measured_anew_with_another_number_of_threads(
+    alone: Install, path: Path, tmp_path: Path
+) -> None:
+    alone("other")
+    for number, threads in enumerate((1, 2, 1), 1):
+        context = engine.Context()
+        context.target, context.cpu.thread_num = ["auto"], threads
+        context.parallel.workers_num = 2
+        context.parallel.config_info = {"common_context": {"auto_budget_s": "60"}}
+        runner = engine.ModelParallelRunner()
+        runner.build_from_file(str(path), context)
+        try:
+            [y] = runner.predict([engine.Tensor(X)])
+            np.testing.assert_array_equal(y.get_data_to_numpy(), 2 * X + 1)
+        finally:
+            runner.close()
+        assert len(Store(tmp_path / "cache").entries()) == min(number, 2)
+
+
+def test_an_isolated_model_is_measured_isolated(alone: Install, path: Path, tmp_path: Path) -> None:
+    alone("other")
+    with build(path, common={"isolate": "true"}) as model:
+        assert where(model) == "other"
+        np.testing.assert_array_equal(model(x=X)["y"], 2 * X + 1)
+    assert trials_of(tmp_path)["other,base"].ratio is not None
+
+
 def test_workers_of_a_runner_over_devices_measure_once_and_agree(
     alone: Install, path: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.errors import ModelStateError, one_line
+from engine.host.interrupts import pass_interrupt
 from engine.model.update import restate, retarget
 
 if TYPE_CHECKING:
@@ -51,13 +52,21 @@ _is_ending = False
 
 def measure_afterwards(measure: Measure, state: ModelState) -> None:
     """Have targets measured, and the model moved to the best, in a thread."""
+    try:
+        _enqueue(_Measuring(measure, weakref.ref(state)))
+    except RuntimeError as error:  # no thread can be started; the model is built all the same
+        pass_interrupt(error)
+        _note_failure(state, error)
+
+
+def _enqueue(measuring: _Measuring) -> None:
     global _thread
     with _changing:
         if _thread is None:
             thread = threading.Thread(target=_work, name="engine-auto", daemon=True)
             thread.start()  # it waits for this lock
             _thread = thread
-        _queue.append(_Measuring(measure, weakref.ref(state)))
+        _queue.append(measuring)
 
 
 def wait(timeout_s: float | None = None) -> bool:
@@ -91,11 +100,13 @@ def _finish(measuring: _Measuring) -> None:
     except (_Unwanted, ModelStateError):
         raise
     except BaseException as error:  # of an extension too; the model goes on as it is
-        state = measuring.state()
-        logging.getLogger("engine").warning(
-            "%s: others than its default are not measured: %s", state.path, one_line(error)
-        )
-        restate(state, f"target auto: others could not be measured: {one_line(error)}")
+        _note_failure(measuring.state(), error)
+
+
+def _note_failure(state: ModelState, error: BaseException) -> None:
+    why = f"target 'auto': others than the default could not be measured: {one_line(error)}"
+    logging.getLogger("engine").warning("%s: %s", state.path, why)
+    restate(state, why)
 
 
 @atexit.register

@@ -229,8 +229,16 @@ def test_what_target_auto_has_tried_is_shown(cli, tmp_path, monkeypatch):
     assert "onnxruntime" in choice["key"]["backend cpu"]
     shown = cli("cache", "choices", path).out
     assert choice["reason"] in shown
+    assert "error" not in shown
     assert cli("run", path, "--target", "auto", "--threads", "1").status == 0
     assert len(cli("cache", "choices", path, "--json").json["choices"]) == 1
+    allowed = ("--set", "common_context.max_error=0.01")
+    assert cli("run", path, "--target", "auto", "--threads", "1", *allowed).status == 0
+    assert "error" in cli("cache", "choices", path).out
+    [last, _] = cli("cache", "choices", path, "--json").json["choices"]
+    tried = {trial["setup"]["sections"]["cpu_context"].get("arithmetic", ""): trial["error"]
+             for trial in last["trials"] if trial["setup"]["sections"]}  # fmt: skip
+    assert 0 <= tried["bfloat16"] < 1e-6, "cpu always computes exactly"
 
 
 def test_a_choice_of_an_encrypted_model_is_in_no_file(cli, tmp_path, monkeypatch):
