@@ -1,9 +1,11 @@
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -97,5 +99,35 @@ def install(plugin_folder: Path) -> Install:
         source = SOURCE.format(name=name, manifest=manifest) + extra
         plugins.install(plugin_folder, name, f"plan_{name}", source=source)
         return importlib.import_module(f"plan_{name}")
+
+    return make
+
+
+@pytest.fixture
+def make_read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Nothing below a folder can be changed from then on, as on a disk that is mounted read-only.
+
+    By the calls of the operating system: modes would not keep root from writing.
+    """
+
+    def make(top: Path) -> None:
+        def refusing(name: str) -> None:
+            really = getattr(os, name)
+
+            def call(path: Any, *arguments: Any, **named: Any) -> Any:
+                flags = arguments[0] if name == "open" and arguments else 0
+                is_change = name != "open" or flags & (os.O_CREAT | os.O_RDWR | os.O_WRONLY)
+                if isinstance(path, int) or not is_change or top not in Path(path).parents:
+                    return really(path, *arguments, **named)
+                if name == "access":
+                    return not arguments[0] & os.W_OK and really(path, *arguments)
+                if name == "mkdir" and os.path.exists(path):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+            monkeypatch.setattr(os, name, call)
+
+        for name in ("open", "mkdir", "rename", "replace", "unlink", "rmdir", "utime", "access"):
+            refusing(name)
 
     return make

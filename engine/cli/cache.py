@@ -204,15 +204,17 @@ def choices(model: Path, folder: Path | None, json: bool) -> None:
     if not found:
         line(f"{plain(str(model))}: nothing is kept; a build with target auto tries the backends")
     for evidence in found:
+        measured = any(trial.error is not None for trial in evidence.trials)
         table(
             f"{evidence.chosen}, {_ago(evidence.created)}: {evidence.reason}",
-            ("tried", ">time", ">default", ">ratio", "why not"),
+            ("tried", ">time", ">default", ">ratio", *(">error",) * measured, "why not"),
             [
                 (
                     str(trial.setup),
                     "" if trial.seconds is None else duration(trial.seconds),
                     "" if trial.default_s is None else duration(trial.default_s),
                     "" if trial.ratio is None else f"{trial.ratio:.3f}",
+                    *("" if trial.error is None else f"{trial.error:.1e}",) * measured,
                     trial.why_not,
                 )
                 for trial in evidence.trials

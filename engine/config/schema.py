@@ -43,7 +43,7 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
         "isolate", "extensions", "model_cache_dir", "compile_cache", "shareable_weight_pid_list",
         "shareable_weight_mem_handle", "variable_weights_file",
         "variable_weights_list", "variable_weights_mode", "variable_weights_update",
-        "auto_budget_s",
+        "auto_budget_s", "auto_background", "max_error",
     ),
     "ray_context": ("num_cpus", "num_gpus", "resources", "start_timeout_s"),
     "ms_cache": ("cache_model_path", "vocab_size", "device_cache_size", "serialize_path"),

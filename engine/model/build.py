@@ -172,9 +172,12 @@ def _build(
         state.built = built
         state.why_not = ""
         state.provider, state.own_names = recipe.provider, recipe.own_names
+        if built.unwritten is not None or built.measure is not None:
+            state.built = built._replace(unwritten=None, measure=None)
         if built.unwritten is not None:
-            state.built = built._replace(unwritten=None)
             wing("write_afterwards")(built.unwritten, partial(_reopen, weakref.ref(state)))
+        if built.measure is not None:
+            wing("measure_afterwards")(built.measure, state)
 
 
 def _reopen(reference: weakref.ref[ModelState]) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from engine.model.sharing import Lending, Loan, Sharing
     from engine.plan import Plan, Targets
     from engine.plan.source_model import SourceModel
-    from engine.plan.targets import Choice
+    from engine.plan.targets import Choice, Measure
     from engine.runtime.signature import Signature
     from engine.types import CancelToken, ModelSource, Predict, Progress
     from engine.weights.compile_cache import Unwritten
@@ -45,7 +45,7 @@ class Built(NamedTuple):
     of the plan and no more as they were loaded. forms: what holds its compiled forms where nobody
     else does. why_unshared: why its weights are not shared with the group that it is in. loan: its
     weights, lent to other processes; None where they are not. unwritten: its entry of the compile
-    cache, which is still to be written; None for none.
+    cache, which is still to be written; None for none. measure: see `Targets`.
     """
 
     plan: Plan
@@ -56,6 +56,7 @@ class Built(NamedTuple):
     why_unshared: str = ""
     loan: Loan | None = None
     unwritten: Unwritten | None = None
+    measure: Measure | None = None
 
     def close(self) -> None:
         """Free it once running predicts have ended; twice does nothing."""
@@ -232,7 +233,8 @@ class Recipe:
             )
         source = opened if declaration is None else self._declared(opened)
         if targets.is_unmeasured:
-            targets = wing("chosen_targets")(source, targets, names)
+            is_alone = self.is_resizable and not self.has_peers and self.sharing is None
+            targets = wing("chosen_targets")(source, targets, names, is_alone)
             # What it is built again with, for other sizes or weights.
             self.context, self.config = targets.options.context, targets.options.config
             self.chosen = targets.choice
@@ -251,7 +253,7 @@ class Recipe:
         if self.original is None:
             self.original = self._original_of(opened)
         self._file = None
-        return built
+        return built._replace(measure=targets.measure)
 
     def _take_kept(self, file: ModelFile) -> None:
         """Take what the model's conversion has declared and this build has not."""

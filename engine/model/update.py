@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.formats.opened import Array, OpenedSource
-    from engine.plan import Plan
+    from engine.plan import Plan, Targets
     from engine.runtime.signature import Signature
     from engine.tensor import Tensor
     from engine.types import Value
@@ -143,6 +144,43 @@ def reopen(state: ModelState) -> None:
         anew = _built_anew(recipe, built, None)
         anew = anew if state.dims is None else _resized(anew, state.dims, declared)
         _make_update(state, Change(anew))
+
+
+def retarget(state: ModelState, targets: Targets) -> None:
+    """Have a model run where it was measured to be the fastest; its placement says so.
+
+    Raises ModelStateError where another thread closes it meanwhile. Where it cannot be built so it
+    goes on as it is, and its placement says why.
+    """
+    with state.lock:
+        built, recipe, declared = state.built, state.recipe, state.declared
+        if built is None or recipe is None or declared is None or state.why_not:
+            return
+        before = recipe.context, recipe.config, recipe.chosen
+        after = targets.options.context, targets.options.config, targets.choice
+        why = targets.choice[1]
+        is_there = before[2] is not None and after[2][0] == before[2][0] and after[1] == before[1]
+        if not is_there or after[0].cpu.thread_num != before[0].cpu.thread_num:
+            recipe.context, recipe.config, recipe.chosen = after
+            try:
+                anew = _built_anew(recipe, built, _shapes(state))
+                anew = anew if state.dims is None else _resized(anew, state.dims, declared)
+                _make_update(state, Change(anew))
+                return
+            except (BackendError, ExtensionError, InputError, ModelError, ValueError) as error:
+                raise_interrupt(error)
+                recipe.context, recipe.config, recipe.chosen = before
+                why = f"{why}, but it cannot be built so: {own_text(error)}"
+        restate(state, why)
+
+
+def restate(state: ModelState, why: str) -> None:
+    """Have a model's placement say otherwise why it is where it is. Raises ModelStateError."""
+    with state.lock:
+        built, recipe = state.built, state.recipe
+        if built is not None and recipe is not None and recipe.chosen is not None:
+            recipe.chosen = (recipe.chosen[0], why, recipe.chosen[2])
+            state.replace(built._replace(plan=replace(built.plan, why=why)), "")
 
 
 def measured_copy(state: ModelState, folder: Path) -> ModelState:

@@ -69,12 +69,23 @@ class BuildOptions:
         self.threads = _threads(context.cpu)
         self.rank, self.world_size = place or (context.ascend.rank_id, context.gpu.group_size)
         self.is_isolated = _is_true(config, "common_context", "isolate")
-        self._share_workspace = share_workspace
+        self.shares_workspace = share_workspace
+
+    @property
+    def is_watched(self) -> bool:
+        """True where the user has given a progress callback."""
+        return self._progress is not None
 
     def check_cancelled(self) -> None:
         """Raise Cancelled where the build was cancelled."""
         if self.cancel is not None:
             self.cancel.check()
+
+    def unwatched(self) -> BuildOptions:
+        """Return the same wishes for a build that nobody waits for."""
+        options = copy(self)
+        options._progress = options.cancel = None
+        return options
 
     def varied(self, context: Context, config: Mapping[str, Mapping[str, str]]) -> BuildOptions:
         """Return the same wishes for another context and configuration."""
@@ -145,7 +156,7 @@ class BuildOptions:
         arithmetic, precision = _arithmetic(
             given.get("arithmetic", ""), target.device_type, getattr(settings, "precision_mode", "")
         )
-        if self._share_workspace:
+        if self.shares_workspace:
             given = {**self._workspace(backend), **given}
         return CompileOptions(
             device=Device(target.device_type, device_id),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -32,6 +32,10 @@ AUTO = "auto"
 
 Choice: TypeAlias = tuple[Sequence[str], str, bool]
 """Targets to try, why these, and whether ENGINE_TARGET overrides the context's."""
+
+
+Measure: TypeAlias = Callable[[Callable[[], object]], "Targets"]
+"""Measures targets, and returns the best."""
 
 
 def is_auto(targets: Sequence[str]) -> bool:
@@ -84,6 +88,8 @@ class Targets:
     """The targets of one build. A later one is tried only where all before it have failed.
 
     chosen: what a measurement has chosen in place of AUTO; None for what the context says.
+    measure: returns those to build the model for again, after it was built; None for none. It calls
+    its argument while it measures, which may raise.
     The first that can be had is open from the start. Raises BackendError with the reasons of all
     where none can. To be iterated once.
     """
@@ -93,6 +99,7 @@ class Targets:
         self.is_unmeasured = chosen is None and is_auto(_asked(options.context)[0])
         self.choice = chosen or targets_of(options.context)
         self._names, self._why, self._is_override = self.choice
+        self.measure: Measure | None = None
         self._passed_over: list[str] = []
         self._rest = self._opened()
         self._first = next(self._rest)

@@ -29,7 +29,11 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 @contextmanager
 def locked(
-    path: Path, *, shared: bool = False, wait: bool = True, check: Callable[[], None] | None = None
+    path: Path,
+    *,
+    shared: bool = False,
+    wait: bool = True,
+    check: Callable[[], object] | None = None,
 ) -> Iterator[bool]:
     """Hold the lock of that name; gives False where `wait` is False and another has it.
 

@@ -136,7 +136,7 @@ class Store:
         *,
         shared: bool = False,
         wait: bool = True,
-        check: Callable[[], None] | None = None,
+        check: Callable[[], object] | None = None,
     ) -> AbstractContextManager[bool]:
         """Hold the lock of an entry: see `engine.weights.locks.locked`."""
         return locked(self.lock(name), shared=shared, wait=wait, check=check)
@@ -152,7 +152,7 @@ class Store:
         with self.locked(name, shared=True, wait=False) as is_free:
             return not is_free
 
-    def wait(self, check: Callable[[], None] | None = None) -> None:
+    def wait(self, check: Callable[[], object] | None = None) -> None:
         """Wait until all that is being written now, or is about to be, is written.
 
         check: called while waiting; may raise. Raises CacheUnusable.
@@ -302,7 +302,7 @@ class Store:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    def sharing(self, check: Callable[[], None] | None = None) -> AbstractContextManager[bool]:
+    def sharing(self, check: Callable[[], object] | None = None) -> AbstractContextManager[bool]:
         """Hold what is shared against being pruned, while a backend writes to it."""
         return self.locked(_SHARED, shared=True, check=check)
 

@@ -9,6 +9,7 @@ import importlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,8 +25,11 @@ import engine
 from engine import Context, Model, ModelParallelRunner, ModelType
 from engine.backends import installed
 from engine.errors import Cancelled, SettingError
-from engine.report.choice import choosing, contest, duel, keeping
+from engine.formats import ModelFile
+from engine.report.choice import choosing, contest, duel, keeping, limits, running
+from engine.report.choice.errors import error_of
 from engine.report.choice.evidence import Evidence, Setup, Trial, read
+from engine.report.choice.exact import in_float64
 from engine.types import CancelToken
 from engine.weights.store import Store
 from engine_testing import models
@@ -64,8 +68,8 @@ class Speeds:
         self.raises: BaseException | None = None
 
     def duel(self, default: Any, candidate: Any, *_: Any, **__: Any) -> duel.Duel:
-        running = candidate.func.__self__
-        name = next(iter(running.nodes()))
+        setup = candidate.func.__self__
+        name = next(iter(setup.nodes()))
         self.compared.append(name)
         if self.raises is not None:
             raise self.raises
@@ -84,6 +88,8 @@ def speeds(monkeypatch: pytest.MonkeyPatch, install: Install, tmp_path: Path) ->
     monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", ",".join(strange - {"base", "other"}))
     monkeypatch.setenv("ENGINE_CACHE", "on")
     monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
+    # Speeds that are given have to be given in this process.
+    monkeypatch.setattr(choosing, "can_start_processes", lambda: False)
     monkeypatch.setattr(duel, "duel", made.duel)
     monkeypatch.setattr(contest, "_SLOW", math.inf)
     monkeypatch.setattr(keeping, "_known", {})
@@ -232,7 +238,7 @@ def test_a_model_that_does_not_run_on_generated_inputs_stays_on_the_default(
     def fail(*_: Any, **__: Any) -> None:
         raise engine.InputError("x is none of the words")
 
-    monkeypatch.setattr(contest, "run_filled", fail)
+    monkeypatch.setattr(running, "run_filled", fail)
     assert where(build(path)) == "base"
     assert "x is none of the words" in trials_of(tmp_path)["base"].why_not
     assert speeds.compared == []
@@ -291,6 +297,134 @@ def test_one_thread_is_tried_unless_the_user_says_how_many(
     Store(tmp_path / "cache").remove(Store(tmp_path / "cache").entries()[0].folder.name)
     build(path, threads=4)
     assert "base threads=1" not in trials_of(tmp_path)
+
+
+# -------------------------------------------------------------------------------- errors
+
+ROUNDING = """
+import numpy as np
+asked = []
+@hookimpl
+def engine_compile(loaded, options):
+    executable = loaded.compile(options)
+    really, arithmetic = executable.open_context, options.arithmetic
+    asked.append(str(arithmetic))
+    def open_context():
+        context = really()
+        run = context.run
+        def rounded(inputs, *more):
+            results = run(inputs, *more)
+            if arithmetic == "bfloat16":  # all but 8 of 24 bits
+                return [(r.view(np.uint32) & 0xFFFF0000).view(np.float32) for r in results]
+            return results
+        context.run = rounded
+        return context
+    executable.open_context = open_context
+    return executable
+"""
+
+
+def allowing(error: object) -> dict[str, Any]:
+    return {"common_context": {"auto_budget_s": "1000", "max_error": str(error)}}
+
+
+def test_less_precise_arithmetic_is_chosen_where_its_error_is_allowed(
+    speeds: Speeds, install: Install, path: Path, tmp_path: Path
+) -> None:
+    install("rounding", extra=ROUNDING)
+    speeds.of["rounding"] = [0.9, 0.5]
+    model = build(path, config=allowing(0.01))
+    assert "rounding,base arithmetic=bfloat16 takes 0.50 of" in model.placement[0].reason
+    trials = trials_of(tmp_path)
+    own = trials["rounding,base"].error
+    assert own is not None
+    assert 0 < own < 2**-24, "of float32, against float64"
+    error = trials["rounding,base arithmetic=bfloat16"].error
+    assert error is not None
+    assert 2**-12 < error < 2**-7, "cut off below the 8th bit"
+    same = trials["rounding,base arithmetic=float16"]
+    assert (same.error, same.why_not) == (own, "it changes nothing of this model")
+    x = np.float32([[1.2345678, 0, 0]])
+    assert np.max(np.abs(model(x=x)["y"] - (2 * x + 1))) > 1e-4
+
+
+def test_less_precise_arithmetic_is_refused_where_its_error_is_larger(
+    speeds: Speeds, install: Install, path: Path, tmp_path: Path
+) -> None:
+    install("rounding", extra=ROUNDING)
+    speeds.of["rounding"] = [0.9, 0.1]
+    model = build(path, config=allowing(1e-4))
+    assert "rounding,base takes 0.90 of" in model.placement[0].reason
+    why_not = trials_of(tmp_path)["rounding,base arithmetic=bfloat16"].why_not
+    assert re.fullmatch(r"its error is 0\.00\d+, above 0\.0001", why_not)
+
+
+def test_less_precise_arithmetic_is_not_tried_unless_an_error_is_allowed(
+    speeds: Speeds, install: Install, path: Path, tmp_path: Path
+) -> None:
+    module = install("rounding", extra=ROUNDING)
+    speeds.of["rounding"] = [0.5]
+    build(path)
+    assert set(module.asked) == {"None"}
+    build(path, config={**allowing(0.01), "rounding_context": {"arithmetic": "exact"}})
+    assert set(module.asked) == {"None", "exact"}
+
+
+def test_results_beyond_the_usual_tolerances_are_within_an_error_that_is_allowed(
+    speeds: Speeds, install: Install, path: Path, tmp_path: Path
+) -> None:
+    off = WRONG.replace("result + 1", "result * np.float32(1.005)")
+    install("off", extra="import numpy as np\n" + off)
+    speeds.of["off"] = [0.5]
+    assert where(build(path)) == "base"
+    assert where(build(path, config=allowing(0.01))) == "off"
+    assert where(build(path, config=allowing(0.001))) == "base"
+
+
+A = np.float32([3, 4])
+NAN, INFINITE = np.float32([np.nan, 4]), np.float32([np.inf, 4])
+
+
+@pytest.mark.parametrize(
+    ("own", "expected", "error"),
+    [
+        (np.float32([3, 4.5]), A, 0.1),  # 0.5 of a norm of 5
+        (A, A, 0.0),
+        (np.zeros(2, np.float32), np.zeros(2, np.float32), 0.0),
+        (A, np.zeros(2, np.float32), math.inf),
+        (A.astype(np.float16), A, math.inf),
+        (A[None], A, math.inf),
+        (NAN, A, math.inf),
+        (NAN, NAN, 0.0),
+        (INFINITE, -INFINITE, math.inf),
+        (INFINITE, INFINITE, 0.0),
+        (np.int64([1, 2]), np.int64([1, 2]), 0.0),
+        (np.int64([1, 2]), np.int64([1, 3]), math.inf),
+        (np.array(["a"], object), np.array(["a"], object), 0.0),
+        (np.array(["a"], object), np.array(["b"], object), math.inf),
+    ],
+)
+def test_an_error_is_the_norm_of_the_difference_over_the_norm(
+    own: Any, expected: Any, error: float
+) -> None:
+    exact = {"y": np.float64([0.0, 0.0])}
+    other = {"y": A, "z": own}
+    assert error_of({"z": own}, {"z": expected}, None) == pytest.approx(error)
+    assert error_of(other, {"y": A, "z": expected}, None) == pytest.approx(error)
+    assert error_of({"y": A}, {"z": A}, None) == math.inf
+    assert error_of({"y": A}, {"y": A}, exact) == math.inf, "against float64 where it is there"
+    assert error_of({"y": A}, {"y": A}, {"y": np.float64([3, 5])}) == pytest.approx(34**-0.5)
+
+
+def test_exact_outputs_are_those_of_float64(tmp_path: Path) -> None:
+    source = ModelFile(models.affine(tmp_path))()
+    x = np.float32([[0.1, 1e8, 3]])
+    found = in_float64(source, [[x]], 60.0)
+    assert found is not None
+    [outputs] = found
+    np.testing.assert_array_equal(outputs["y"], 2 * x.astype(np.float64) + 1)
+    assert outputs["y"].dtype == np.float64
+    assert in_float64(source, [[x]], -1.0) is None, "there is no time for it"
 
 
 # ------------------------------------------------------------------------------- the evidence
@@ -410,7 +544,7 @@ def test_evidence_of_another_user_is_not_believed(
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2}, {"chosen": {"targets": [], "threads": 0, "sections": {}}},
+        {"format": 1}, {"chosen": {"targets": [], "threads": 0, "sections": {}}},
         {"chosen": {"targets": ["base"], "threads": -1, "sections": {}}}, {"trials": 1},
         {"key": []}, {"created": "yesterday"},
         {"trials": [{"setup": {"targets": ["a"], "threads": 0, "sections": {}}, "default_s": -1}]},
@@ -485,13 +619,13 @@ def test_an_interrupt_ends_the_contest_and_closes_what_it_has_built(
     speeds: Speeds, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[object] = []
-    really = contest._Running.close
+    really = running.Running.close
 
-    def close(running: Any) -> None:
-        closed.append(running)
-        really(running)
+    def close(setup: Any) -> None:
+        closed.append(setup)
+        really(setup)
 
-    monkeypatch.setattr(contest._Running, "close", close)
+    monkeypatch.setattr(running.Running, "close", close)
     speeds.raises = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         build(path)
@@ -518,12 +652,22 @@ def test_what_there_was_no_time_for_is_evidence(
     assert speeds.compared == []
 
 
-@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
-def test_a_budget_that_is_no_number_of_seconds_is_refused(
-    speeds: Speeds, path: Path, text: str
+@pytest.mark.parametrize(
+    ("key", "text", "wanted"),
+    [
+        *(("auto_budget_s", text, r"auto_budget_s must be a number of seconds, 0 for no measuring")
+          for text in ("soon", "-1", "nan", "inf")),
+        *(("max_error", text, r"max_error must be a number from 0 to 1, as 0.01, but got '")
+          for text in ("1%", "-1e-9", "1.5", "nan")),
+        *(("auto_background", text, r"auto_background: expected on or off, but got '")
+          for text in ("later", "2")),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_refused_and_says_what_is_wanted(
+    speeds: Speeds, path: Path, key: str, text: str, wanted: str
 ) -> None:
-    with pytest.raises(SettingError, match=r"auto_budget_s must be a number of seconds, 0 for"):
-        build(path, config={"common_context": {"auto_budget_s": text}})
+    with pytest.raises(SettingError, match=wanted):
+        build(path, config={"common_context": {key: text}})
 
 
 def test_auto_stands_alone() -> None:
@@ -596,6 +740,24 @@ def test_a_runner_builds_what_was_chosen(speeds: Speeds, path: Path) -> None:
 # ------------------------------------------------------------------------------------- a duel
 
 
+def test_a_duel_ends_after_two_rounds_where_it_is_clearly_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+
+    def takes(seconds: float) -> Callable[[], None]:
+        def call() -> None:
+            now[0] += seconds
+
+        return call
+
+    monkeypatch.setattr(duel, "perf_counter", lambda: now[0])
+    rounds = [
+        duel.duel(takes(1.0), takes(seconds), 0.0, lambda: None).rounds for seconds in (1.6, 1.4)
+    ]
+    assert rounds == [2, 3]
+
+
 def test_a_ratio_is_the_larger_of_median_and_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call of the default takes 4 s; one of the candidate 2 s, or 3 s each other time."""
     now = [0.0]
@@ -649,4 +811,4 @@ def test_a_duel_ends_when_it_is_cancelled() -> None:
 
 
 def test_the_budget_is_five_seconds_unless_it_is_set() -> None:
-    assert choosing.BUDGET_S == 5.0
+    assert limits.BUDGET_S == 5.0

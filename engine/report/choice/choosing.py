@@ -2,81 +2,106 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from engine.formats.collectives import is_collective
 from engine.formats.opened import state_of
-from engine.plan import BuildOptions, Targets, build_plan
+from engine.plan import BuildOptions, Targets
 from engine.plan.targets import Choice
-from engine.report.choice.contest import Contest
+from engine.report.choice import apart
+from engine.report.choice.apart import Order
 from engine.report.choice.evidence import Evidence, Setup
 from engine.report.choice.keeping import Keeping, key_of
+from engine.report.choice.limits import BUDGET, Limits
 from engine.report.choice.setups import applied
-from engine.weights.compile_cache import CompileCache, Mode
+from engine.weights.compile_cache import can_start_processes
 
 if TYPE_CHECKING:
     from engine.types import ModelSource
 
-BUDGET_S = 5.0
-KEY = "auto_budget_s"
+IS_BEHIND = "others are still to be measured, in the background"
 
 
 def chosen_targets(
-    source: ModelSource, targets: Targets, variable_weights: Sequence[str] = ()
+    source: ModelSource,
+    targets: Targets,
+    variable_weights: Sequence[str] = (),
+    is_alone: bool = True,
 ) -> Targets:
     """Return the targets to build a model for, those of AUTO's default given.
 
-    variable_weights: as for `build_plan`. Raises Cancelled, ValueError for a setting, and what the
-    progress callback raises.
+    variable_weights: as for `build_plan`. is_alone: nobody relies on where the model runs, as a
+    runner does that has tried whether its requests may share runs there. Then these are the
+    default's where the user allows that, and their `measure` gives others later. Raises Cancelled,
+    ValueError for a setting, and what the progress callback raises.
     """
     options = targets.options
     default = Setup(tuple(targets.choice[0]))
-    budget_s = _budget_of(options.config)
+    limits = Limits.of(options.config)
     if why_not := _why_unmeasured(source, options):
         return _targets(options, targets.choice, default, why_not)
-    keeping = Keeping(source, options.config, key_of(source, options, default, variable_weights))
-    evidence = keeping.find()
-    if evidence is None and not budget_s:
-        return _targets(options, targets.choice, default, f"[common_context] {KEY} is 0")
-    if evidence is None:
-        with keeping.turn(options.check_cancelled):
-            evidence = keeping.find()  # of who had the turn before
-            if evidence is None:
-                evidence = _measured(source, options, default, variable_weights, budget_s)
-                if evidence.trials:
-                    keeping.keep(evidence)
-    return _targets(options, targets.choice, evidence.chosen, evidence.reason)
+    choosing = _Choosing(Order(source, options, default, limits, variable_weights), targets.choice)
+    if (found := choosing.found()) is not None:
+        return found
+    if not limits.budget_s:
+        return _targets(options, targets.choice, default, f"[common_context] {BUDGET} is 0")
+    can_move = is_alone and source.path is not None and not source.is_secret
+    if not (limits.is_behind and can_move and can_start_processes()):
+        return choosing.measured(options.check_cancelled)
+    now = _targets(options, targets.choice, default, IS_BEHIND)
+    order = choosing.order._replace(options=now.options.unwatched())
+    now.measure = _Choosing(order, targets.choice).measured
+    return now
+
+
+class _Choosing:
+    """A choice of targets for one model. choice: what was asked for, with the default's targets."""
+
+    def __init__(self, order: Order, choice: Choice) -> None:
+        self.order = order
+        self._choice = choice
+        source, options, default, _, names = order
+        self._key = key_of(source, options, default, names)
+        self._keeping = Keeping(source, options.config, self._key)
+
+    def found(self) -> Targets | None:
+        """Return the targets of the evidence that is kept; None where there is none."""
+        evidence = self._keeping.find()
+        return None if evidence is None else self._of(evidence)
+
+    def measured(self, check: Callable[[], object]) -> Targets:
+        """Measure, unless another does it meanwhile; keep the evidence and return the targets.
+
+        check: called meanwhile; may raise.
+        """
+        with self._keeping.turn(check):
+            if (found := self.found()) is not None:  # of who had the turn before
+                return found
+            begin = time.monotonic()
+            if can_start_processes():
+                outcome = apart.hold(self.order, check)
+            else:
+                outcome = self.order.contest().hold()
+            evidence = Evidence(
+                **outcome._asdict(),
+                default=self.order.default,
+                key=self._key,
+                created=time.time(),
+                took_s=time.monotonic() - begin,
+            )
+            if evidence.trials:
+                self._keeping.keep(evidence)
+        return self._of(evidence)
+
+    def _of(self, evidence: Evidence) -> Targets:
+        return _targets(self.order.options, self._choice, evidence.chosen, evidence.reason)
 
 
 def _targets(options: BuildOptions, asked: Choice, setup: Setup, reason: str) -> Targets:
     _, why, _ = asked
     return Targets(applied(setup, options), (setup.targets, f"{why}: {reason}", False))
-
-
-def _measured(
-    source: ModelSource,
-    options: BuildOptions,
-    default: Setup,
-    variable_weights: Sequence[str],
-    budget_s: float,
-) -> Evidence:
-    begin = time.monotonic()
-    cache = CompileCache.of(options.config)
-    # What is kept of the model is used; what only a trial needs is not written.
-    forms = None if cache.mode is Mode.OFF else CompileCache(cache.folder, Mode.READ)
-    build = partial(build_plan, source, variable_weights=variable_weights, forms=forms)
-    outcome = Contest(options, default, build, budget_s).hold()
-    return Evidence(
-        **outcome._asdict(),
-        default=default,
-        key=key_of(source, options, default, variable_weights),
-        created=time.time(),
-        took_s=time.monotonic() - begin,
-    )
 
 
 def _why_unmeasured(source: ModelSource, options: BuildOptions) -> str:
@@ -90,19 +115,3 @@ def _why_unmeasured(source: ModelSource, options: BuildOptions) -> str:
     if state_of(source):
         return "a model with state is not measured"
     return ""
-
-
-def _budget_of(config: Mapping[str, Mapping[str, str]]) -> float:
-    text = config.get("common_context", {}).get(KEY, "")
-    if not text:
-        return BUDGET_S
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise ValueError(
-            f"[common_context] {KEY} must be a number of seconds, 0 for no measuring, "
-            f"but got {text!r}"
-        )
-    return seconds

@@ -2,47 +2,65 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import filterfalse
 from time import monotonic
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from engine.errors import BackendError, ModelError, one_line
+from engine.errors import BackendError, DeadlineExceeded, ModelError, one_line
 from engine.host.interrupts import pass_interrupt
 from engine.plan import BuildOptions, Plan, Targets
-from engine.plan.contexts import close
-from engine.plan.open_sizes import shapes_of_size
 from engine.plan.targets import OpenTarget
 from engine.report.choice import duel
 from engine.report.choice.evidence import Setup, Trial
-from engine.report.choice.setups import applied, others, settings, shows_in_placement
-from engine.report.differences import compare_outputs
-from engine.report.filled import Fill, run_filled, shapes_of
-from engine.report.parts import arrays_of
+from engine.report.choice.limits import Limits
+from engine.report.choice.running import Agreement, Running
+from engine.report.choice.setups import applied, lower, others, settings, shows_in_placement
+from engine.report.filled import shapes_of
 from engine.tensor.description import Array
-from engine.types import Capability, Placement, Values
+from engine.types import Placement
 
 MARGIN = 0.97
 """A setup is chosen only if it takes less than this part of the default's time, twice."""
 
-SIZE = 64
-"""Size of the open axes of generated inputs, but the first of each input, which is 1."""
-
-_SEEDS = (0, 1)
-_LONG_S = 0.1
-"""Seconds of a call from which on one sample has to do."""
-
-_SHAPES = 6
+UNCHANGED = "it changes nothing of this model"
 _DUEL_S = 0.4
-_GLANCE_S = 0.2
 _SLOW = 4.0
 """A few calls tell enough of a setup that takes so many times the default's time."""
+_EXACT = 0.1
+"""Part of the budget in which errors get results in float64 to be measured against."""
 
 Build = Callable[[Targets], Plan]
 """Compiles the model for targets."""
+
+Exact = Callable[[Sequence[Sequence[Any]], float], "list[dict[str, Array]] | None"]
+"""Returns outputs in float64 of some inputs, in so many seconds; None where it cannot."""
+
+
+class Step(NamedTuple):
+    """The work that a contest begins: a setup, or a look at a backend."""
+
+    setup: Setup | None = None
+    backend: str = ""
+
+    def __str__(self) -> str:
+        return f"backend {self.backend!r}" if self.backend else str(self.setup)
+
+
+Event: TypeAlias = "Step | Trial"
+
+
+class Known(NamedTuple):
+    """What earlier contests on the same model have found, which were ended.
+
+    trials: of all setups that were tried, the default's not among them. unusable: why a backend
+    cannot be had, by name. left_s: seconds of the budget that are left; None for all.
+    """
+
+    trials: tuple[Trial, ...] = ()
+    unusable: Mapping[str, str] = {}
+    left_s: float | None = None
 
 
 class Outcome(NamedTuple):
@@ -55,18 +73,20 @@ class Outcome(NamedTuple):
 
 
 class _Best(NamedTuple):
-    """The setup that was the fastest so far. place: of its trial."""
+    """The setup that was the fastest so far. place: of its trial. running: None to build again."""
 
     ratio: float
-    running: _Running
+    running: Running | None
     place: int
 
 
 class Contest:
     """One contest on one model.
 
-    budget_s: from when the backends are known. A setup is not begun without time for it, but
-    ends even so: a backend may not be able to stop while it compiles. clock: in seconds.
+    limits: the time counts from when the default has run. A setup is not begun without time for
+    it, but ends even so: a backend may not be able to stop while it compiles. exact: None where no
+    errors are measured, or nothing can tell them better than the default. tell: is told of each
+    step before it, and of each trial. known: is not tried again. clock: in seconds.
     """
 
     def __init__(
@@ -74,28 +94,37 @@ class Contest:
         options: BuildOptions,
         default: Setup,
         build: Build,
-        budget_s: float,
+        limits: Limits,
+        *,
+        exact: Exact | None = None,
+        tell: Callable[[Event], object] = lambda event: None,
+        known: Known | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._options = options
         self._default = default
         self._build = build
         self._clock = clock
-        self._budget_s = budget_s
+        self._limits = limits
+        self._exact = exact
+        self._tell = tell
+        self._known = known or Known()
         self._end = 0.0
         self._others: tuple[tuple[str, str], ...] = ()
         self._trials: list[Trial] = []
         self._best: _Best | None = None
-        self._placements: list[list[Placement]] = []
+        self._seen: list[tuple[list[Placement], str]] = []
 
     def hold(self) -> Outcome:
         """Try all setups for which there is time, and return the fastest, or the default.
 
         Raises Cancelled, and what a signal handler or the progress callback raises.
         """
-        self._others = tuple(others(self._default.targets[0]))
-        self._end = self._clock() + self._budget_s
-        base: _Running | None = None
+        self._others = tuple(
+            others(self._default.targets[0], self._known.unusable, self._note_look)
+        )
+        self._tell(Step(self._default))
+        base: Running | None = None
         try:
             try:
                 base = self._opened(self._default)
@@ -103,68 +132,120 @@ class Contest:
                 self._pass_on(error)
                 return self._without_default(error)
             try:
-                base.learn(self._clock)
+                base.learn(self._clock() + max(1.0, self._limits.budget_s), self._clock)
             except Exception as error:
                 self._pass_on(error)
-                why_not = f"it does not run on generated inputs: {one_line(error)}"
-                trial = Trial(setup=self._default, nodes=base.nodes(), why_not=why_not)
-                return Outcome(self._default, f"nothing was compared: {why_not}", (trial,))
-            self._placements.append(base.placement)
+                return self._unlearned(base, error)
+            left_s = self._known.left_s
+            self._end = self._clock() + (self._limits.budget_s if left_s is None else left_s)
+            self._learn_exact(base)
+            self._seen.append((base.placement, base.bits))
             own_s = base.call_s
             self._trials.append(
                 Trial(setup=self._default, default_s=own_s, seconds=own_s, nodes=base.nodes())
             )
             for setup, why_not in self._setups():
-                self._options.check_cancelled()
-                self._options.note_progress(f"try {setup}", len(self._trials), None)
-                self._trials.append(self._tried(base, setup, why_not))
+                self._trials.append(self._of_before(setup) or self._begun(base, setup, why_not))
             chosen, reason = self._decision(base)
-            shapes = dict(zip(base.names, shapes_of(base.samples[0][0]), strict=True))
+            shapes = dict(zip(base.names, shapes_of(base.samples[0].values), strict=True))
             return Outcome(chosen, reason, tuple(self._trials), shapes)
         finally:
-            if self._best is not None:
+            if self._best is not None and self._best.running is not None:
                 self._best.running.close()
             if base is not None:
                 base.close()
 
+    def _note_look(self, backend: str) -> None:
+        self._tell(Step(backend=backend))
+
+    def _learn_exact(self, base: Running) -> None:
+        """Have errors measured against results in float64, where these can be had in time."""
+        if self._limits.max_error is None or self._exact is None:
+            return
+        limit_s = _EXACT * self._limits.budget_s
+        found = self._exact([sample.values for sample in base.samples], limit_s)
+        if found is not None:
+            base.samples = [
+                sample._replace(exact=exact)
+                for sample, exact in zip(base.samples, found, strict=True)
+            ]
+
     def _setups(self) -> Iterator[tuple[Setup, str]]:
         """Yield what to try, each with why it cannot be had.
 
-        First other graphs on the default, which compile fast; then the other backends.
+        What mostly gains most for its time comes first: another graph on the default, which
+        compiles fast, then the other backends, of each what is less precise if that is allowed.
         """
         default = self._default
         own = list(settings(default, self._options))
-        for setup in filter(shows_in_placement, own):
+        graphs = [setup for setup in own if shows_in_placement(setup)]
+        allows_error = self._limits.max_error is not None
+        for setup in graphs[:1]:
             yield setup, ""
         for name, why_not in self._others:
-            yield Setup((name, *default.targets)), why_not
-        for setup in filterfalse(shows_in_placement, own):
-            yield setup, ""
+            setup = Setup((name, *default.targets))
+            yield setup, why_not
+            if allows_error and self._trials[-1].ratio is not None:
+                for less_precise in lower(setup, self._options):
+                    yield less_precise, ""
+        if allows_error:
+            for setup in lower(default, self._options):
+                yield setup, ""
+        for setup in own:
+            if setup not in graphs or (setup is not graphs[0] and self._may_gain(graphs[0])):
+                yield setup, ""
         best = None if self._best is None else self._trials[self._best.place].setup
         if best is not None and best.targets != default.targets:
             for setup in settings(best, self._options):
                 yield setup, ""
 
-    def _tried(self, base: _Running, setup: Setup, why_not: str) -> Trial:
+    def _may_gain(self, first: Setup) -> bool:
+        """Return whether a further graph may be faster, by the trial of the first one."""
+        [trial] = [trial for trial in self._trials if trial.setup == first]
+        has_gained = trial.ratio is not None and trial.ratio < MARGIN
+        return not has_gained and trial.why_not != UNCHANGED
+
+    def _of_before(self, setup: Setup) -> Trial | None:
+        """Return the trial of a setup that an earlier contest has tried."""
+        for trial in self._known.trials:
+            if trial.setup == setup:
+                if trial.ratio is not None and not trial.why_not:
+                    self._take_if_best(trial.ratio, None)
+                return trial
+        return None
+
+    def _begun(self, base: Running, setup: Setup, why_not: str) -> Trial:
+        self._options.check_cancelled()
+        self._options.note_progress(f"try {setup}", len(self._trials), None)
+        self._tell(Step(setup))
+        trial = self._tried(base, setup, why_not)
+        self._tell(trial)
+        return trial
+
+    def _tried(self, base: Running, setup: Setup, why_not: str) -> Trial:
         """Return the trial of a setup, which stays open where it is the fastest so far."""
         trial = Trial(setup=setup, why_not=why_not)
         if why_not:
             return trial
         if self._left_s() < 4 * duel.least_rounds(base.call_s) * base.call_s:
             return replace(trial, why_not="no time was left to try it")
-        running: _Running | None = None
+        running: Running | None = None
         try:
             running = self._opened(setup)
             nodes = running.nodes()
             trial = replace(trial, nodes=nodes)
-            if running.placement in self._placements and shows_in_placement(setup):
-                return replace(trial, why_not="it changes nothing of this model")
-            self._placements.append(running.placement)
             if nodes and setup.targets[0] not in nodes:
                 return replace(trial, why_not=f"{setup.targets[0]} can run none of its nodes")
-            end = max(self._end, self._clock() + 1 + 10 * base.call_s)
-            if why_not := running.differs_from(base, end, self._clock):
-                return replace(trial, why_not=why_not)
+            if shows_in_placement(setup) and self._has_seen(running.placement):
+                return replace(trial, why_not=UNCHANGED)
+            agreement = self._agreement(base, running)
+            trial = replace(trial, error=agreement.error, why_not=agreement.why_not)
+            if trial.why_not:
+                return trial
+            seen = (running.placement, running.bits)
+            if seen in self._seen and not setup.is_of_threads:
+                return replace(trial, why_not=UNCHANGED)
+            self._seen.append(seen)
             self._options.check_cancelled()
             if running.call_s > _SLOW * base.call_s:
                 return replace(trial, default_s=base.call_s, seconds=running.call_s,
@@ -177,10 +258,7 @@ class Contest:
                 ratio=found.ratio,
                 rounds=found.rounds,
             )
-            best = self._best
-            if found.ratio < MARGIN * (1.0 if best is None else best.ratio):
-                self._best = _Best(found.ratio, running, len(self._trials))
-                running = None if best is None else best.running
+            running = self._take_if_best(found.ratio, running)
         except Exception as error:
             self._pass_on(error)
             return replace(trial, why_not=one_line(error))
@@ -189,13 +267,32 @@ class Contest:
                 running.close()
         return trial
 
-    def _decision(self, base: _Running) -> tuple[Setup, str]:
+    def _has_seen(self, placement: list[Placement]) -> bool:
+        return any(placement == seen for seen, _ in self._seen)
+
+    def _take_if_best(self, ratio: float, running: Running | None) -> Running | None:
+        """Note the next trial's setup where it is the fastest so far; return what to close."""
+        best = self._best
+        if ratio >= MARGIN * (1.0 if best is None else best.ratio):
+            return running
+        self._best = _Best(ratio, running, len(self._trials))
+        return None if best is None else best.running
+
+    def _agreement(self, base: Running, running: Running) -> Agreement:
+        end = max(self._end, self._clock() + 1 + 10 * base.call_s)
+        return running.agrees(base, end, self._clock, self._limits.max_error)
+
+    def _decision(self, base: Running) -> tuple[Setup, str]:
         """Return the setup to choose, and why: the fastest where it is so a second time too."""
         best = self._best
         if best is None:
             return self._default, f"nothing that was tried is clearly faster than {self._default}"
         trial = self._trials[best.place]
+        self._tell(Step(trial.setup))
         try:
+            if best.running is None:
+                best = self._best = best._replace(running=self._opened(trial.setup))
+            assert best.running is not None
             again = self._compared(base, best.running).ratio
         except Exception as error:
             self._pass_on(error)
@@ -209,8 +306,8 @@ class Contest:
         self._trials[best.place] = replace(trial, ratio=ratio)
         return trial.setup, f"{trial.setup} takes {ratio:.2f} of the time of {self._default}"
 
-    def _compared(self, base: _Running, running: _Running) -> duel.Duel:
-        values = base.samples[0][0]
+    def _compared(self, base: Running, running: Running) -> duel.Duel:
+        values = base.samples[0].values
         return duel.duel(
             partial(base.run, values),
             partial(running.run, values),
@@ -224,14 +321,22 @@ class Contest:
         chosen = Setup((*self._default.targets, *names))
         return Outcome(chosen, f"{self._default} cannot be built: {one_line(error)}")
 
+    def _unlearned(self, base: Running, error: Exception) -> Outcome:
+        """Return the outcome where the default gives nothing to compare with."""
+        why_not = f"it does not run on generated inputs: {one_line(error)}"
+        if isinstance(error, DeadlineExceeded):
+            why_not = f"a predict on generated inputs takes more than {self._limits.budget_s:g} s"
+        trial = Trial(setup=self._default, nodes=base.nodes(), why_not=why_not)
+        return Outcome(self._default, f"nothing was compared: {why_not}", (trial,))
+
     def _left_s(self) -> float:
         return self._end - self._clock()
 
-    def _opened(self, setup: Setup) -> _Running:
+    def _opened(self, setup: Setup) -> Running:
         options = applied(setup, self._options)
         plan = self._build(_Strict(options, (setup.targets, "", False)))
         on_cpu = all(device.type == "cpu" for device in plan.run_on)
-        return _Running(plan, on_cpu and options.threads.intra_op == 1 and not options.is_isolated)
+        return Running(plan, on_cpu and options.threads.intra_op == 1 and not options.is_isolated)
 
     def _pass_on(self, error: Exception) -> None:
         """Raise what is nobody's fault: an interrupt, the callback's exception, Cancelled."""
@@ -246,93 +351,3 @@ class _Strict(Targets):
 
     def pass_over(self, target: OpenTarget, error: BackendError | ModelError) -> NoReturn:
         raise error
-
-
-class _Running:
-    """A compiled setup with one context.
-
-    on_one_cpu: a call keeps one CPU of this process busy. samples: inputs, and the outputs by name
-    that it gave for them. call_s: the time of one call. placement: of the model's nodes.
-    """
-
-    def __init__(self, plan: Plan, on_one_cpu: bool) -> None:
-        self._plan = plan
-        self.on_one_cpu = on_one_cpu
-        self.names = [spec.name for spec in plan.executable.inputs]
-        self.samples: list[tuple[list[Any], dict[str, Array]]] = []
-        self.call_s = 0.0
-        try:
-            self.placement = plan.placement()
-            self._context = plan.executable.open_context()
-        except BaseException:
-            plan.pool.close()
-            raise
-
-    def run(self, values: Values, deadline_s: float | None = None) -> Values:
-        return self._plan.predict(self._context, values, None, deadline_s)
-
-    def learn(self, clock: Callable[[], float]) -> None:
-        """Make up inputs that fit, and keep the outputs."""
-        specs = self._plan.executable.inputs
-        first = [shapes_of_size(specs, 1, SIZE)]
-        for seed in _SEEDS:
-            values, results = run_filled(
-                specs, Fill.RANDOM, self.run, seed, most=_SHAPES, first=first
-            )
-            self.samples.append((values, self._by_name(results)))
-            self._time(values, clock)
-            if self.call_s > _LONG_S:
-                break
-        if self.call_s <= _LONG_S:
-            values = [_signed(value) for value in self.samples[-1][0]]
-            try:
-                self.samples.append((values, self._by_name(self.run(values))))
-            except Exception as error:  # a model may want numbers of 0 or more
-                pass_interrupt(error)
-
-    def differs_from(self, base: _Running, end: float, clock: Callable[[], float]) -> str:
-        """Return how the outputs differ from those that the default gave; "" if they agree."""
-        for values, expected in base.samples:
-            own = self._by_name(self.run(values, self._deadline(end)))
-            compared = compare_outputs(own, expected)
-            for output in compared.outputs:
-                if not output.is_within or output.dtypes[0] != output.dtypes[1]:
-                    return f"its results differ from the default's: {output}"
-        self._time(base.samples[0][0], clock)
-        return ""
-
-    def nodes(self) -> Mapping[str, int]:
-        """Return the number of nodes that each backend runs."""
-        return dict(Counter(placed.backend for placed in self.placement))
-
-    def close(self) -> None:
-        close(self._context)
-        self._plan.pool.close()
-
-    def _time(self, values: Values, clock: Callable[[], float]) -> None:
-        """Note the fastest of a few calls."""
-        times: list[float] = []
-        while len(times) < 3 and sum(times) < _GLANCE_S:
-            begin = clock()
-            self.run(values)
-            times.append(clock() - begin)
-        self.call_s = min(times)
-
-    def _deadline(self, end: float) -> float | None:
-        """Return the end of the time for a run, where all its backends can stop then."""
-        return None if self._plan.lacks(Capability.DEADLINES)[0] else end
-
-    def _by_name(self, results: Values) -> dict[str, Array]:
-        return {
-            name: array
-            for spec, value in zip(self._plan.executable.outputs, results, strict=True)
-            for name, array in arrays_of(spec.name, value, spec.dtype).items()
-        }
-
-
-def _signed(value: Any) -> Any:
-    """Return an input whose numbers, uniform in [0, 1), are uniform in [-4, 4) instead."""
-    if isinstance(value, list):
-        return [_signed(each) for each in value]
-    is_whole = value is None or value.dtype.kind in "biuOUS" or "int" in value.dtype.name
-    return value if is_whole else (value * 8 - 4).astype(value.dtype)

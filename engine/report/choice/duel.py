@@ -25,6 +25,8 @@ _WAITS = 1.25
 
 _LOST = 1.15
 """Further rounds would change nothing where all figures are above this."""
+_CLEARLY_LOST = 1.5
+"""The same after two rounds."""
 
 
 def least_rounds(call_s: float) -> int:
@@ -82,11 +84,12 @@ def duel(
             of_cpu[place].append((process_time() - begin_of_cpu) / calls)
             times[place].append((clock() - begin) / calls)
             check()
-        if len(times[0]) >= least:
+        if len(times[0]) >= 2:
             found = _figures(*times)
             by_cpu = _figures(*of_cpu) if on_one_cpu else found
             least_ratio = min(found.middle, found.fastest, by_cpu.middle, by_cpu.fastest)
-            if clock() >= end or least_ratio > _LOST:
+            is_over = len(times[0]) >= least and (clock() >= end or least_ratio > _LOST)
+            if is_over or least_ratio > _CLEARLY_LOST:
                 return by_cpu if found.fastest < _WAITS else found
 
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
+OF_THREADS = frozenset({"spin_us"})
+"""Options that say how threads wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,12 @@ class Setup:
     targets: tuple[str, ...]
     threads: int = 0
     sections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def is_of_threads(self) -> bool:
+        """True where it has settings of threads, which change no result."""
+        keys = {key for keys in self.sections.values() for key in keys}
+        return bool(self.threads) or not keys.isdisjoint(OF_THREADS)
 
     def __str__(self) -> str:
         options = [
@@ -37,7 +45,8 @@ class Trial:
 
     default_s, seconds: median seconds of a predict of the default and of the setup, which took
     turns; ratio: of the second to the first, see `duel`. nodes: number of the model's nodes by
-    backend. why_not: why the setup could not be chosen; "" where it could.
+    backend. error: of its results, see `errors.error_of`; None where no error was measured.
+    why_not: why the setup could not be chosen; "" where it could.
     """
 
     setup: Setup
@@ -46,6 +55,7 @@ class Trial:
     ratio: float | None = None
     rounds: int = 0
     nodes: Mapping[str, int] = field(default_factory=dict)
+    error: float | None = None
     why_not: str = ""
 
 
@@ -107,16 +117,17 @@ def _setup(said: Any) -> Setup:
 def _trial(said: Any) -> Trial:
     return Trial(
         setup=_setup(said["setup"]),
-        default_s=_seconds(said["default_s"]),
-        seconds=_seconds(said["seconds"]),
-        ratio=_seconds(said["ratio"]),
+        default_s=_number(said["default_s"]),
+        seconds=_number(said["seconds"]),
+        ratio=_number(said["ratio"]),
         rounds=int(said["rounds"]),
         nodes={str(name): int(count) for name, count in said["nodes"].items()},
+        error=_number(said["error"]),
         why_not=str(said["why_not"]),
     )
 
 
-def _seconds(said: Any) -> float | None:
+def _number(said: Any) -> float | None:
     if said is None:
         return None
     value = float(said)

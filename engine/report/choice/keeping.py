@@ -12,6 +12,7 @@ import platform
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from engine.host.interrupts import pass_interrupt, raise_interrupt
 from engine.host.version import __version__
 from engine.plan import BuildOptions
 from engine.report.choice.evidence import Evidence, Setup, read
+from engine.report.choice.limits import BUDGET, ERROR
 from engine.report.choice.setups import usable
 from engine.types import ModelSource
 from engine.weights.compile_cache import CompileCache, Mode
@@ -31,19 +33,17 @@ from engine.weights.location import CacheUnusable
 
 if TYPE_CHECKING:
     from engine.backends.entry_points import EntryPoint
+    from engine.context import AscendSettings, GpuSettings
 
 FILE = "evidence.json"
 CHOICE = "(choice)"
 """Stands for a backend's name in the key of an entry that is evidence."""
 
-_TURN = "choice"
-"""Name of the lock of who measures."""
-
 _known: dict[str, Evidence] = {}
 """Evidence by its model and key, of this process."""
 
 # Of [common_context]; the other keys there change nothing of a model's speed.
-_COMMON = ("isolate", "auto_budget_s")
+_COMMON = ("isolate", BUDGET, ERROR)
 
 
 def key_of(
@@ -58,7 +58,7 @@ def key_of(
         "core": __version__,
         "machine": f"{_processor()}, {usable_cpus()} CPUs, {platform.system()}",
         "default": str(default),
-        "context": repr([context.cpu, context.gpu, context.ascend]),
+        "context": repr([context.cpu, _of_any_number(context.gpu), _of_any_number(context.ascend)]),
         "threads": repr(options.threads),
         "sections": json.dumps(config, sort_keys=True),
         "common": json.dumps({name: common[name] for name in _COMMON if name in common}),
@@ -68,6 +68,16 @@ def key_of(
         key["passes"] = ", ".join(source.passes)
     names = usable()
     return key | {f"backend {p.name}": _versions(p) for p in installed_points() if p.name in names}
+
+
+def _of_any_number(settings: GpuSettings | AscendSettings) -> GpuSettings | AscendSettings:
+    """Return the settings of a device type without the device's number.
+
+    The workers of several devices run parts of one request: they are to choose alike.
+    """
+    settings = copy(settings)
+    settings.device_id = 0
+    return settings
 
 
 def _counts(section: str) -> bool:
@@ -117,6 +127,7 @@ class Keeping:
         # A sketch alone looks at samples: models that differ in little would share evidence.
         self._sketch = sketch({**key, "content": _content(source)}, source)
         self._source = source if source.is_secret else self._cache.identified(source)
+        self._lock = f"choice-{self._sketch[:32]}"
         self._is_on_disk = (
             self._cache.mode is not Mode.OFF
             and not source.is_secret
@@ -130,15 +141,16 @@ class Keeping:
         return found or _known.get(self._sketch)
 
     @contextmanager
-    def turn(self, check: Callable[[], None]) -> Iterator[None]:
-        """Keep others that use the cache from measuring meanwhile: they would be measured too.
+    def turn(self, check: Callable[[], object]) -> Iterator[None]:
+        """Keep other builds of this model from measuring meanwhile, in all that use the cache.
 
-        check: called while another has its turn; may raise.
+        check: called while another has its turn; may raise. Without a cache that can be written
+        to there are no turns.
         """
         with ExitStack() as held:
             if self._is_on_disk:
                 try:
-                    held.enter_context(self._cache.store().locked(_TURN, check=check))
+                    held.enter_context(self._cache.store().locked(self._lock, check=check))
                 except CacheUnusable as error:
                     raise_interrupt(error)
             yield

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 
 from engine.backends import Backend, BackendState, find_target, installed, open_backend
 from engine.backends.advice import disabled
-from engine.backends.discovery import open_backends, record
-from engine.backends.names import OWN
+from engine.backends.discovery import record
+from engine.options import value_of
 from engine.plan import BuildOptions
 from engine.plan.options import sections_read
-from engine.report.choice.evidence import Setup
-from engine.types import Option
-from engine.wings import wing
+from engine.report.choice.evidence import OF_THREADS, Setup
+from engine.types import Arithmetic, Option
 
-OPTIONS = (("rewrites", "on"), ("rewrites", "exact"), ("spin_us", "0"))
-"""Options and their values that are tried where a backend declares them, one at a time."""
+OPTIONS: tuple[Mapping[str, str], ...] = (
+    # A contest measures the whole; that each rewrite is measured at each build takes seconds.
+    {"rewrites": "on", "measure_rewrites": "off"},
+    {"rewrites": "on"},
+    {"rewrites": "exact"},
+    {"spin_us": "0"},
+)
+"""Options that are tried where a backend declares them, together as they stand here."""
 
-_OF_THREADS = ("spin_us",)
+LOWER = (Arithmetic.BFLOAT16, Arithmetic.FLOAT16, Arithmetic.ROUNDED)
+"""Kinds of arithmetic that are tried where an error is allowed."""
 
 
 def usable() -> list[str]:
@@ -28,16 +34,20 @@ def usable() -> list[str]:
     return [name for name in installed() if name not in off]
 
 
-def others(default: str) -> Iterator[tuple[str, str]]:
+def others(
+    default: str, unusable: Mapping[str, str], look: Callable[[str], None]
+) -> Iterator[tuple[str, str]]:
     """Yield the backends beside the default, each with why it cannot be had; "" if it can.
 
-    Not those that only complete another. Other people's are looked at in processes of their own
-    first: nobody has named them, and one may crash.
+    Not those that only complete another. unusable: known reasons by name. look: is told of each
+    backend before that is imported and its devices are looked for, for it may crash.
     """
     names = [name for name in usable() if name != default]
-    strange = [name for name in names if name not in OWN and name not in open_backends]
-    found = {each.name: each for each in (wing("probe_all")(strange) if strange else ())}
-    found |= {name: record(name) for name in names if name not in found}
+    found = {}
+    for name in names:
+        if name not in unusable:
+            look(name)
+            found[name] = record(name)
     completing = {
         name
         for each in (record(default), *found.values())
@@ -45,7 +55,9 @@ def others(default: str) -> Iterator[tuple[str, str]]:
         for name in each.info.completed_by
     }
     for name in names:
-        if name not in completing:
+        if name in unusable:
+            yield name, unusable[name]
+        elif name not in completing:
             is_ready = found[name].state is BackendState.READY
             yield name, "" if is_ready else str(found[name])
 
@@ -59,25 +71,42 @@ def settings(base: Setup, options: BuildOptions) -> Iterator[Setup]:
     backend: Backend = open_backend(target.backend)
     has_threads = options.threads.intra_op > 1
     given = {key for name in sections_read(target) for key in options.config.get(name, {})}
-    for key, value in OPTIONS:
-        declared = backend.info.options.get(key)
-        if (
-            isinstance(declared, Option)
-            and declared.default != value
-            and (not declared.choices or value in declared.choices)
-            and key not in given
-            and (has_threads or key not in _OF_THREADS)
-        ):
+    for keys in OPTIONS:
+        is_left_open = given.isdisjoint(keys) and (has_threads or OF_THREADS.isdisjoint(keys))
+        if is_left_open and all(_varies(backend, *pair) for pair in keys.items()):
             section = f"{target.backend}_context"
-            yield Setup(base.targets, base.threads, _merged(base, section, {key: value}))
+            yield Setup(base.targets, base.threads, _merged(base, section, keys))
     if has_threads and options.threads.is_counted:
         yield Setup(base.targets, 1, base.sections)
 
 
+def _varies(backend: Backend, key: str, value: str) -> bool:
+    """Return whether a backend declares an option, with that value beside its default."""
+    option = backend.info.options.get(key)
+    if not isinstance(option, Option):
+        return False
+    wanted = value_of(option, value)
+    return wanted is not None and wanted != value_of(option, option.default)
+
+
+def lower(base: Setup, options: BuildOptions) -> Iterator[Setup]:
+    """Yield a setup with each lower precision, unless the user says how exactly to compute."""
+    target = find_target(base.targets[0])
+    settings = getattr(options.context, target.device_type, None)
+    given = {key for name in sections_read(target) for key in options.config.get(name, {})}
+    is_asked = getattr(settings, "precision_mode", "") not in ("", "enforce_fp32")
+    if is_asked or not given.isdisjoint(("arithmetic", "precision_mode", "precision")):
+        return
+    section = f"{target.backend}_context"
+    for arithmetic in LOWER:
+        sections = _merged(base, section, {"arithmetic": str(arithmetic)})
+        yield Setup(base.targets, base.threads, sections)
+
+
 def shows_in_placement(setup: Setup) -> bool:
-    """Return whether a setup beside its backend's own changes the graph, which placement tells."""
+    """Return whether a setup changes the graph alone, which placement tells."""
     keys = {key for keys in setup.sections.values() for key in keys}
-    return bool(keys) and not setup.threads and keys.isdisjoint(_OF_THREADS)
+    return "rewrites" in keys and "arithmetic" not in keys and not setup.is_of_threads
 
 
 def _merged(base: Setup, section: str, keys: Mapping[str, str]) -> dict[str, Mapping[str, str]]:

@@ -8,17 +8,15 @@ another order. Slow, and asked for only where results differ by more than a roun
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from onnx.inliner import inline_local_functions
 
 from engine.convert.sample_inputs import FLOATS
 from engine.formats import ModelFile
-from engine.formats.onnx.graphs import subgraphs
+from engine.formats.onnx.double import widen
 from engine.host.interrupts import pass_interrupt
 from engine.plan.extract import Whole
 from engine.plan.partition import live
@@ -30,9 +28,6 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 Values: TypeAlias = "dict[str, Any]"
 
 _HOST = Host("reference", Device("cpu"))
-_FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
-_TYPES = {"to", "dtype"}
-"""Attributes that name the type of what a node makes."""
 
 
 def run_exactly(path: Path, inputs: Mapping[str, Any], names: Collection[str]) -> Values | None:
@@ -60,7 +55,7 @@ def _run(source: ModelSource, values: Mapping[str, Any]) -> Values:
         if model.unsupported or model.proto is None:
             raise _NotExact
         proto = inline_local_functions(model.proto)
-        _widen(proto)
+        widen(proto)
         with np.errstate(all="ignore"):
             found = Evaluator(proto).run(
                 None, {value.name: values[value.name] for value in proto.graph.input}
@@ -69,36 +64,6 @@ def _run(source: ModelSource, values: Mapping[str, Any]) -> Values:
         pass_interrupt(error)
         raise _NotExact from error
     return dict(zip([value.name for value in proto.graph.output], found, strict=True))
-
-
-def _widen(proto: ModelProto) -> None:
-    for tensor in proto.graph.initializer:
-        _widen_tensor(tensor)
-    _widen_nodes(proto.graph)
-
-
-def _widen_nodes(graph: GraphProto) -> None:
-    for node in graph.node:
-        _widen_node(node)
-        for body in subgraphs(node):
-            for tensor in body.initializer:
-                _widen_tensor(tensor)
-            _widen_nodes(body)
-
-
-def _widen_node(node: NodeProto) -> None:
-    for attribute in node.attribute:
-        if attribute.HasField("t"):
-            _widen_tensor(attribute.t)
-        elif attribute.name in _TYPES and attribute.i in _FLOATS:
-            attribute.i = TensorProto.DOUBLE
-
-
-def _widen_tensor(tensor: TensorProto) -> None:
-    if tensor.data_type in _FLOATS:
-        with suppress(ValueError):  # damaged: whoever runs it says so
-            wide = np.asarray(numpy_helper.to_array(tensor)).astype(np.float64)
-            tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
 
 
 def _wide(value: Any) -> Any:

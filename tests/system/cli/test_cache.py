@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -33,36 +29,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         models.affine(tmp_path), config={"common_context": {"model_cache_dir": str(folder)}}
     ).close()
     return folder
-
-
-@pytest.fixture
-def make_read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Nothing below a folder can be changed from then on, as on a disk that is mounted read-only.
-
-    By the calls of the operating system: modes would not keep root from writing.
-    """
-
-    def make(top: Path) -> None:
-        def refusing(name: str) -> None:
-            really = getattr(os, name)
-
-            def call(path: Any, *arguments: Any, **named: Any) -> Any:
-                flags = arguments[0] if name == "open" and arguments else 0
-                is_change = name != "open" or flags & (os.O_CREAT | os.O_RDWR | os.O_WRONLY)
-                if isinstance(path, int) or not is_change or top not in Path(path).parents:
-                    return really(path, *arguments, **named)
-                if name == "access":
-                    return not arguments[0] & os.W_OK and really(path, *arguments)
-                if name == "mkdir" and os.path.exists(path):
-                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-                raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-
-            monkeypatch.setattr(os, name, call)
-
-        for name in ("open", "mkdir", "rename", "replace", "unlink", "rmdir", "utime", "access"):
-            refusing(name)
-
-    return make
 
 
 def test_a_read_only_cache_is_listed_explained_and_verified(cli, folder, tmp_path, make_read_only):
@@ -263,8 +229,16 @@ def test_what_target_auto_has_tried_is_shown(cli, tmp_path, monkeypatch):
     assert "onnxruntime" in choice["key"]["backend cpu"]
     shown = cli("cache", "choices", path).out
     assert choice["reason"] in shown
+    assert "error" not in shown
     assert cli("run", path, "--target", "auto", "--threads", "1").status == 0
     assert len(cli("cache", "choices", path, "--json").json["choices"]) == 1
+    allowed = ("--set", "common_context.max_error=0.01")
+    assert cli("run", path, "--target", "auto", "--threads", "1", *allowed).status == 0
+    assert "error" in cli("cache", "choices", path).out
+    [last, _] = cli("cache", "choices", path, "--json").json["choices"]
+    tried = {trial["setup"]["sections"]["cpu_context"].get("arithmetic", ""): trial["error"]
+             for trial in last["trials"] if trial["setup"]["sections"]}  # fmt: skip
+    assert 0 <= tried["bfloat16"] < 1e-6, "cpu always computes exactly"
 
 
 def test_a_choice_of_an_encrypted_model_is_in_no_file(cli, tmp_path, monkeypatch):

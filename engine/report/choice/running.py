@@ -1,0 +1,169 @@
+"""A compiled setup of a model: its outputs on generated inputs, and the time of a call."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from engine.host.interrupts import pass_interrupt
+from engine.plan import Plan
+from engine.plan.contexts import close
+from engine.plan.open_sizes import shapes_of_size
+from engine.report.choice.errors import error_of
+from engine.report.differences import compare_outputs
+from engine.report.filled import Fill, run_filled
+from engine.report.parts import arrays_of
+from engine.tensor.description import Array
+from engine.types import Capability, Values
+
+SIZE = 64
+"""Size of the open axes of generated inputs, but the first of each input, which is 1."""
+
+_SEEDS = (0, 1)
+_LONG_S = 0.1
+"""Seconds of a call from which on one sample has to do."""
+
+_SHAPES = 6
+
+
+class Sample(NamedTuple):
+    """Inputs, and the outputs by name that the default gave for them.
+
+    exact: outputs that errors are measured against; None for those of the default.
+    """
+
+    values: list[Any]
+    outputs: dict[str, Array]
+    exact: dict[str, Array] | None = None
+
+
+class Agreement(NamedTuple):
+    """Comparison of a setup's outputs with the default's.
+
+    error: the largest of all outputs, None where it was not measured. why_not: why they do not
+    agree; "" where they do.
+    """
+
+    error: float | None = None
+    why_not: str = ""
+
+
+class Running:
+    """A compiled setup with one context.
+
+    on_one_cpu: a call keeps one CPU of this process busy. samples: of the default alone. call_s:
+    the shortest time of a call so far. placement: of the model's nodes. bits: digest of the outputs
+    for the first sample.
+    """
+
+    def __init__(self, plan: Plan, on_one_cpu: bool) -> None:
+        self._plan = plan
+        self.on_one_cpu = on_one_cpu
+        self.names = [spec.name for spec in plan.executable.inputs]
+        self.samples: list[Sample] = []
+        self.call_s = math.inf
+        self.bits = ""
+        try:
+            self.placement = plan.placement()
+            self._context = plan.executable.open_context()
+        except BaseException:
+            plan.pool.close()
+            raise
+
+    def run(self, values: Values, deadline_s: float | None = None) -> Values:
+        """Predict once."""
+        return self._plan.predict(self._context, values, None, deadline_s)
+
+    def learn(self, end: float, clock: Callable[[], float]) -> None:
+        """Make up inputs that fit, and keep the outputs.
+
+        end: of the time for it. Raises DeadlineExceeded where the backends can stop then.
+        """
+        specs = self._plan.executable.inputs
+        first = [shapes_of_size(specs, 1, SIZE)]
+        until = self._deadline(end)
+
+        def run(values: list[Any]) -> Values:
+            return self._timed(values, until, clock)
+
+        for seed in _SEEDS:
+            values, results = run_filled(specs, Fill.RANDOM, run, seed, most=_SHAPES, first=first)
+            self.samples.append(Sample(values, self._by_name(results)))
+            self.bits = self.bits or _digest(self.samples[0].outputs)
+            if self.call_s > _LONG_S:
+                run(values)  # the first call may have taken longer than others
+            if self.call_s > _LONG_S:
+                return
+        values = [_signed(value) for value in self.samples[-1].values]
+        try:
+            self.samples.append(Sample(values, self._by_name(run(values))))
+        except Exception as error:  # a model may want numbers of 0 or more
+            pass_interrupt(error)
+
+    def agrees(
+        self, base: Running, end: float, clock: Callable[[], float], max_error: float | None
+    ) -> Agreement:
+        """Compare the outputs with those that the default gave."""
+        errors: list[float] = []
+        until = self._deadline(end)
+        for values, expected, exact in base.samples:
+            own = self._by_name(self._timed(values, until, clock))
+            self.bits = self.bits or _digest(own)
+            if max_error is not None:
+                errors.append(error_of(own, expected, exact))
+                if errors[-1] > max_error:
+                    why_not = f"its error is {errors[-1]:.2g}, above {max_error:.2g}"
+                    return Agreement(errors[-1], why_not)
+                continue
+            for output in compare_outputs(own, expected).outputs:
+                if not output.is_within or output.dtypes[0] != output.dtypes[1]:
+                    return Agreement(why_not=f"its results differ from the default's: {output}")
+        if len(base.samples) == 1:  # the first call may have taken longer than others
+            self._timed(base.samples[0].values, until, clock)
+        return Agreement(max(errors) if errors else None)
+
+    def nodes(self) -> Mapping[str, int]:
+        """Return the number of nodes that each backend runs."""
+        return dict(Counter(placed.backend for placed in self.placement))
+
+    def close(self) -> None:
+        """Free the context and what was compiled."""
+        close(self._context)
+        self._plan.pool.close()
+
+    def _timed(self, values: Values, until: float | None, clock: Callable[[], float]) -> Values:
+        """Predict once, and note the time where it is the shortest so far."""
+        begin = clock()
+        results = self.run(values, until)
+        self.call_s = min(self.call_s, clock() - begin)
+        return results
+
+    def _deadline(self, end: float) -> float | None:
+        """Return the end of the time for a run, where all its backends can stop then."""
+        return None if self._plan.lacks(Capability.DEADLINES)[0] else end
+
+    def _by_name(self, results: Values) -> dict[str, Array]:
+        return {
+            name: array
+            for spec, value in zip(self._plan.executable.outputs, results, strict=True)
+            for name, array in arrays_of(spec.name, value, spec.dtype).items()
+        }
+
+
+def _digest(outputs: Mapping[str, Array]) -> str:
+    digest = hashlib.sha256()
+    for array in outputs.values():
+        content = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _signed(value: Any) -> Any:
+    """Return an input whose numbers, uniform in [0, 1), are uniform in [-4, 4) instead."""
+    if isinstance(value, list):
+        return [_signed(each) for each in value]
+    is_whole = value is None or value.dtype.kind in "biuOUS" or "int" in value.dtype.name
+    return value if is_whole else (value * 8 - 4).astype(value.dtype)
