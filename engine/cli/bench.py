@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,23 +12,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from engine.cli import options
-from engine.cli.build import (
-    build,
-    decryption_of,
-    inputs_of,
-    parse_shapes,
-    require_free_input,
-    timed,
-)
+from engine.cli.build import build, decryption_of, parse_shapes, require_free_input
 from engine.cli.commands import Command, Integer, bundle
-from engine.cli.example import model_or_example
+from engine.cli.example import instead_of_model, model_or_example
 from engine.cli.files import require_place, written_whole
 from engine.cli.hints import misuse
 from engine.cli.inputs import Inputs
 from engine.cli.interrupt import interruptible, start
 from engine.cli.latency import SUFFIXES, draw, draw_figure, histogram, new_figure
 from engine.cli.load import SWEEP_S, Load, Sweep
-from engine.cli.open_sizes import first_fitting
 from engine.cli.options import BuildOptions, InputOptions
 from engine.cli.output import (
     as_json,
@@ -42,6 +35,7 @@ from engine.cli.output import (
     plain,
 )
 from engine.cli.progress import progress
+from engine.cli.subject import BuiltSubject, ServedSubject
 from engine.cli.sweep import draw_figure as draw_sweep
 from engine.cli.sweep import measure as in_sweep
 from engine.cli.sweep import measured_values
@@ -54,8 +48,6 @@ from engine.report.measurement import (
     BenchResult,
     batch_of,
     devices_text,
-    ranks_of,
-    result_of,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +55,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+    from engine.cli.subject import Subject
     from engine.report.sweep import Point
 
 EPILOG = """\b
@@ -72,6 +65,7 @@ Examples:
   engine bench model.onnx --clients 4 --threads 1 --duration 30
   engine bench model.onnx --batches 1,2,4,8,16,32 --plot
   engine bench model.onnx --rates 50,100,200,400 --clients 4
+  engine bench --url http://localhost:8000/v2/models/digits --clients 8
   engine bench model.onnx --input image=photo.npy --json
 
 \b
@@ -92,6 +86,16 @@ client, after as many unmeasured runs:
 
 \b
   engine launch -n 2 -m engine bench slices/model.onnx --runs 1000"""
+
+_OF_BUILD = {
+    "target": "--target",
+    "device_id": "--device-id",
+    "threads": "--threads",
+    "config": "--config",
+    "settings": "--set",
+    "dec_key": "--dec-key",
+    "dec_mode": "--dec-mode",
+}
 
 # A refresh of the bar keeps Python busy for half a millisecond: seldom, so as not to be measured.
 _REFRESHES_PER_S = 2.0
@@ -161,15 +165,32 @@ _ENOUGH_RUNS = 100  # a p99 of fewer is decided by the slowest of them alone
     metavar="FILE",
     help="Also draw it into a .png, .svg or .pdf file; needs the extra 'plot'.",
 )
+@click.option(
+    "--url",
+    is_eager=True,  # before the argument that it stands for
+    callback=instead_of_model,
+    metavar="URL",
+    help="Measure a model on a server of the Open Inference Protocol instead of MODEL, with the "
+    "way there and back: http://HOST:PORT/v2/models/NAME, or http://HOST:PORT if it has one model.",
+)
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME:VALUE",
+    help="Sent with every request of --url, as 'Authorization: Bearer TOKEN'. May be repeated.",
+)
 @options.json
 def bench(
-    model: Path,
+    model: Path | None,
     load: Load,
     sweep: Sweep,
     given: InputOptions,
     how: BuildOptions,
     plot: bool,
     plot_file: Path | None,
+    url: str | None,
+    headers: tuple[str, ...],
     json: bool,
 ) -> None:
     """Measure the latency and throughput of a model.
@@ -182,38 +203,31 @@ def bench(
     load = load.checked()
     sweep.checked()
     figure = None if plot_file is None else _prepared_figure(plot_file)
-    built = build(model, how, decryption_of(model, how.dec_key, how.dec_mode))
-    with built.model:
-        load = load.completed(ranks_of(built.model), sweep)
+    with ExitStack() as stack:
+        subject = _subject(stack, model, how, url, headers)
+        load = load.completed(subject.ranks, sweep)
         inputs = interruptible(  # large arrays are made, or read, in one call of numpy's
-            lambda: inputs_of(built, given, shapes)
+            lambda: subject.made(given, shapes)
         )
         cold_s: float | None = None
-        if any(not isinstance(dim, int) for spec in built.inputs for dim in spec.shape or ()):
-            inputs, (_, cold_s) = first_fitting(
-                built,
-                inputs,
-                lambda tried: timed("running", lambda: built.model.predict(tried.values())),
-            )
+        if any(not isinstance(dim, int) for spec in subject.inputs for dim in spec.shape or ()):
+            inputs, cold_s = subject.first_run(inputs)
         if sweep:
-            points, completed = in_sweep(built, inputs, sweep, load, how.threads, _measure, shapes)
+            points, completed = in_sweep(subject, inputs, sweep, load, _measure, shapes)
             _print_sweep(points, inputs, plot, json)
             if figure is not None:
-                draw_sweep(figure, points, _title(model, points[0].result))
+                draw_sweep(figure, points, _title(points[0].result))
                 _write(figure, plot_file)
             if not completed:
                 raise KeyboardInterrupt
             return
-        run = partial(built.model.predict, inputs.values())
+        run = partial(subject.predict, inputs.values())
         clients = Clients(
             run, load.clients, load.warmup_s, load.duration_s, load.runs, start, load.warmup_runs
         )
         completed = _measure(clients, load)
-        result = result_of(
-            built.model,
+        result = subject.result(
             clients.measured() if cold_s is None else replace(clients.measured(), first_s=cold_s),
-            how.threads,
-            built.seconds,
             clients.warmup_took_s if load.warmup_runs else load.warmup_s,
             load.clients,
             not completed,
@@ -233,10 +247,38 @@ def bench(
             "for a better one measure longer (--duration, --runs)"
         )
     if figure is not None:
-        draw_figure(figure, result.latencies_s, f"{_title(model, result)}, runs: {count:,}")
+        draw_figure(figure, result.latencies_s, f"{_title(result)}, runs: {count:,}")
         _write(figure, plot_file)
     if not completed:
         raise KeyboardInterrupt
+
+
+def _subject(
+    stack: ExitStack, model: Path | None, how: BuildOptions, url: str | None, headers: Sequence[str]
+) -> Subject:
+    """Return what is measured, which ends with `stack`; a usage error for options beside it."""
+    if model is not None:
+        if headers:
+            raise misuse("--header", "is for --url, which is not given")
+        built = build(model, how, decryption_of(model, how.dec_key, how.dec_mode))
+        stack.enter_context(built.model)
+        return BuiltSubject(built, how.threads)
+    for name, option in _OF_BUILD.items():
+        if getattr(how, name) != getattr(BuildOptions(), name):
+            raise misuse(option, "with --url the server decides how the model runs")
+    from engine.report.served import ServedModel  # http and ssl: not for every measurement
+
+    assert url is not None  # the argument's callback
+    sent = dict(_header(text) for text in headers)
+    served = interruptible(lambda: ServedModel(url, sent))
+    return ServedSubject(stack.enter_context(served))
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip() or not text.isprintable():
+        raise misuse("--header", "expected NAME:VALUE, as 'Authorization: Bearer TOKEN'")
+    return name.strip(), value.strip()
 
 
 def _write(figure: Figure, path: Path | None) -> None:
@@ -246,8 +288,10 @@ def _write(figure: Figure, path: Path | None) -> None:
     note(f"plot written to {plain(str(path))}")
 
 
-def _title(model: Path, result: BenchResult) -> str:
-    return plain(f"{model.name} on {devices_text(result.devices)}, clients: {result.clients}")
+def _title(result: BenchResult) -> str:
+    where = result.server or devices_text(result.devices)
+    name = result.model if result.server else Path(result.model).name
+    return plain(f"{name} on {where}, clients: {result.clients}")
 
 
 def _prepared_figure(path: Path) -> Figure:
@@ -302,13 +346,23 @@ def _print_sweep(points: Sequence[Point], inputs: Inputs, plot: bool, json: bool
     for given in inputs.given:
         aside(plain(str(given)))
     shown = result.facts()
-    fields({name: shown[name] for name in ("model", "ran on", "CPUs", "built in")})
+    fields({name: shown[name] for name in ("model", "ran on", "CPUs", "clients' CPUs", "built in")})
     line()
     show_sweep(points, plot)
 
 
 def _facts(result: BenchResult, inputs: Inputs) -> dict[str, Any]:
-    own = ("model", "backend", "cpus", "usable_cpus", "threads", "build_s", "warmup_s", "clients")
+    own = (
+        "model",
+        "server",
+        "backend",
+        "cpus",
+        "usable_cpus",
+        "threads",
+        "build_s",
+        "warmup_s",
+        "clients",
+    )
     return {
         **attributes(result, *own),
         "devices": [share._asdict() for share in result.devices],

@@ -148,18 +148,8 @@ def inputs_of(
     An ONNX model has open axes where it is to have other sizes, and another one is a mistake.
     Raises what `collect` raises of the model as it is where it cannot be resized.
     """
-
-    if given.scale is not None and not math.isfinite(given.scale):
-        raise misuse("--scale", f"expected a finite number, got {given.scale:g}")
-    wishes = Preparation(
-        given.layout,
-        given.resize,
-        given.scale,
-        _numbers(given.mean, "--mean"),
-        _numbers(given.std, "--std", is_divisor=True),
-    )
     metadata = json.loads(built.model.get_model_info("user_info") or "{}") if given.files else {}
-    reader = Reader(wishes, metadata)
+    reader = reader_of(given, metadata)
 
     def collected(specs: Sequence[TensorSpec]) -> Inputs:
         reader.notes.clear()
@@ -187,6 +177,20 @@ def inputs_of(
             raise refused from None
     was = ", ".join(map(str, built.inputs))
     return replace(inputs, notes=(*inputs.notes, f"note: resized from {was}"), others=iter(()))
+
+
+def reader_of(given: InputOptions, metadata: Mapping[str, str] | None = None) -> Reader:
+    """Return what reads the files of the options' inputs. metadata: the model's own."""
+    if given.scale is not None and not math.isfinite(given.scale):
+        raise misuse("--scale", f"expected a finite number, got {given.scale:g}")
+    wishes = Preparation(
+        given.layout,
+        given.resize,
+        given.scale,
+        _numbers(given.mean, "--mean"),
+        _numbers(given.std, "--std", is_divisor=True),
+    )
+    return Reader(wishes, metadata)
 
 
 def fit_to(built: Built, values: Sequence[Any]) -> None:

@@ -1,6 +1,7 @@
-"""The model that comes with the command: `engine run --example` needs no file of one's own.
+"""The argument MODEL, and the options that stand for it.
 
-It is examples/digits/digits.onnx, a network trained on handwritten digits.
+`engine run --example` takes the model that comes with the command, which is
+examples/digits/digits.onnx, a network trained on handwritten digits.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import click
 from engine.cli.commands import Argument, Function, ModelPath
 
 FILE = Path(__file__).with_name("example.onnx")
+_EXAMPLE = "--example"
 
 
 def model_or_example(function: Function) -> Function:
@@ -27,26 +29,29 @@ def model_or_example(function: Function) -> Function:
         help="The model's file, a folder with one model, or - for standard input.",
     )
     option = click.option(
-        "--example",
+        _EXAMPLE,
         is_flag=True,
         is_eager=True,  # before the argument is looked at
         expose_value=False,
-        callback=_noted,
+        callback=instead_of_model,
         help="Take the small model that comes along, which reads handwritten digits.",
     )
     return argument(option(function))
 
 
-def _noted(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
-    ctx.meta[__name__] = value
+def instead_of_model(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Note that an option is given that stands for MODEL; the callback of such an option."""
+    if value:
+        ctx.meta.setdefault(__name__, []).append(parameter.opts[0])
     return value
 
 
 def _chosen(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    is_example = ctx.meta.get(__name__, False)
-    if value is None and not is_example:
+    instead = ctx.meta.get(__name__, [])
+    if value is None and not instead:
         raise click.MissingParameter(ctx=ctx, param=parameter, param_hint="'MODEL'")
-    if value is not None and is_example:
-        text = f"got the model {str(value)!r} and --example; expected one of the two"
+    given = [*([] if value is None else [f"the model {str(value)!r}"]), *instead]
+    if len(given) > 1:
+        text = f"got {' and '.join(given)}; expected one of the two"
         raise click.UsageError(text, ctx)
-    return FILE if is_example else value
+    return FILE if instead == [_EXAMPLE] else value

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.cli.build import Built, fit_to
 from engine.cli.inputs import Inputs
 from engine.cli.interrupt import start
 from engine.cli.latency import bar
@@ -17,23 +16,23 @@ from engine.cli.load import Load, Sweep
 from engine.cli.output import attributes, duration, note, plain, table
 from engine.config.text import rate
 from engine.report.clients import Clients
-from engine.report.measurement import BenchResult, batch_of, result_of
+from engine.report.measurement import BenchResult, batch_of
 from engine.report.sweep import Point, arrivals, batch_axes, in_batch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from engine.cli.subject import Subject
 
 _BAR = 20
 _SHOWN = ("p50", "p90", "p99", "max")
 
 
 def measure(
-    built: Built,
+    subject: Subject,
     inputs: Inputs,
     sweep: Sweep,
     load: Load,
-    threads: int,
     watch: Callable[[Clients, Load], bool],
     shaped: Collection[str] = (),
 ) -> tuple[list[Point], bool]:
@@ -44,8 +43,8 @@ def measure(
     """
     batches, rates = sweep.checked()
     values = inputs.values()
-    axes = batch_axes(built.inputs, built.takes_shapes) if batches else {}
-    for spec, value in zip(built.inputs, values, strict=True):
+    axes = batch_axes(subject.inputs, subject.takes_shapes) if batches else {}
+    for spec, value in zip(subject.inputs, values, strict=True):
         shape = value.shape if isinstance(value, np.ndarray) else ()
         sizes = {shape[axis] for axis in axes.get(spec.name, ()) if axis < len(shape)} - {1}
         if spec.name in shaped and sizes:
@@ -56,20 +55,19 @@ def measure(
     points: list[Point] = []
     steps: list[tuple[int | None, float | None]] = [(batch, None) for batch in batches]
     for batch, offered in steps or [(None, offered) for offered in rates]:
-        given = values if batch is None else in_batch(built.inputs, values, axes, batch)
-        fit_to(built, given)
+        given = values if batch is None else in_batch(subject.inputs, values, axes, batch)
+        subject.fit(given)
         due = None if offered is None else arrivals(offered, load.duration_s, load.runs)
         clients = Clients(
-            partial(built.model.predict, given), load.clients, load.warmup_s, load.duration_s,
+            partial(subject.predict, given), load.clients, load.warmup_s, load.duration_s,
             load.runs, start, arrivals_s=None if due is None else due.tolist(),
         )  # fmt: skip
         label = f"batch {batch}" if offered is None else f"{offered:g} requests/s"
         completed = watch(clients, replace(load, label=label))
         if clients.calls:
-            result = result_of(
-                built.model, clients.measured(), threads, built.seconds, load.warmup_s,
-                load.clients, not completed, batch_of(given),
-            )  # fmt: skip
+            result = subject.result(
+                clients.measured(), load.warmup_s, load.clients, not completed, batch_of(given)
+            )
             count = 0 if due is None else len(due)
             last_due_s = None if due is None or load.runs is None else float(due[-1])
             points.append(Point(result, offered, count, last_due_s))

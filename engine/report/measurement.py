@@ -58,7 +58,9 @@ class BenchResult:
     that ended, float64[runs]. seconds: from the first one's start to the last one's end.
     is_interrupted: it ended before its time. batch: samples in a run, the size of the
     inputs' first axis; None where that is not one size. first_s: the first run, in which much is
-    set up; it is among the latencies where there was no warm-up.
+    set up; it is among the latencies where there was no warm-up. server: the name and address of
+    the one that ran the model; "" for a model of this process. With one, backend is "", threads 0,
+    and the CPUs are those of the clients.
     """
 
     model: str
@@ -75,6 +77,7 @@ class BenchResult:
     usable_cpus: int = field(default_factory=usable_cpus)
     batch: int | None = None
     first_s: float | None = None
+    server: str = ""
 
     @property
     def runs(self) -> int:
@@ -106,10 +109,12 @@ class BenchResult:
         throughput = f"{rate(self.throughput_per_s)} runs/s"
         if self.samples_per_s is not None and self.batch != 1:
             throughput += f", {rate(self.samples_per_s)} samples/s in batches of {self.batch}"
+        cpus = f"{self.usable_cpus} usable of {self.cpus}"
         return {
             "model": self.model,
-            "ran on": devices_text(self.devices) or self.backend,
-            "CPUs": f"{self.usable_cpus} usable of {self.cpus}, host threads: {self.threads}",
+            "ran on": self.server or devices_text(self.devices) or self.backend,
+            "CPUs": f"{cpus}, host threads: {self.threads}" if not self.server else "",
+            "clients' CPUs": cpus if self.server else "",
             "built in": "" if self.build_s is None else duration(self.build_s),
             "measured": f"{counted(self.runs, 'run')} in {duration(self.seconds)}, {at_once}, "
             f"{warmup if self.warmup_s else 'without warm-up'}",
@@ -239,6 +244,33 @@ def result_of(
         is_interrupted,
         batch=batch,
         first_s=measured.first_s,
+    )
+
+
+def served_result(
+    name: str,
+    server: str,
+    measured: Measured,
+    warmup_s: float,
+    clients: int,
+    is_interrupted: bool = False,
+    batch: int | None = None,
+) -> BenchResult:
+    """Return a measurement of a model on a server, as its clients see it."""
+    return BenchResult(
+        name,
+        "",
+        (),
+        0,
+        None,
+        warmup_s,
+        clients,
+        measured.seconds,
+        measured.latencies_s,
+        is_interrupted,
+        batch=batch,
+        first_s=measured.first_s,
+        server=server,
     )
 
 
