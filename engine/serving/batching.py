@@ -19,6 +19,7 @@ import numpy as np
 from engine.errors import Cancelled, DeadlineExceeded
 from engine.host.fair_semaphore import FairSemaphore, Shareable, Waiter
 from engine.serving.batchable import Batching
+from engine.serving.in_service import SharingInService
 from engine.serving.statistics import Recorder
 from engine.tensor import Tensor
 from engine.types import CancelToken, PredictOptions
@@ -74,7 +75,10 @@ class Request:
 
 
 class Batcher:
-    """Runs requests for one model together. checked: returns a request's inputs in its order."""
+    """Runs requests for one model together.
+
+    checked: returns a request's inputs in its order. sharing: whether they do so now.
+    """
 
     def __init__(
         self,
@@ -82,15 +86,24 @@ class Batcher:
         batching: Batching,
         recorder: Recorder,
         checked: Callable[[Any], list[Any]],
+        sharing: SharingInService,
     ) -> None:
         self._checked = checked
         self._semaphore = semaphore
         self.batching = batching
         self._recorder = recorder
+        self.sharing = sharing
         self._last = (0, 0.0)  # the requests that the last run served, and when it ended
 
+    @property
+    def is_waiting(self) -> bool:
+        """True where a run may wait for requests that have not come yet."""
+        return self._last[0] > 1 or not (self.batching.only_recent or self.batching.delay_s == 0)
+
     def request(self, inputs: Any, priority: int = 0) -> Request | None:
-        """Return a request of checked inputs; None for what cannot be batched."""
+        """Return a request of checked inputs; None for one that is to be run alone."""
+        if not self.sharing.is_on:
+            return None
         values = self._checked(inputs)
         if not all(isinstance(value, np.ndarray) for value in values):
             return None
@@ -172,6 +185,7 @@ class Batcher:
             raise
         self._semaphore.release()
         self._recorder.ran(sum(each.size for each in batch))
+        self.sharing.has_shared = True
         return request.results
 
     def _collected(

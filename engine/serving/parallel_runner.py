@@ -291,7 +291,7 @@ class ModelParallelRunner(Runner):
 
     def statistics(self) -> RunnerStatistics:
         """Return counts, times and batch sizes of all requests since the runner was built."""
-        return self._counted(self._batching)
+        return self._counted(f"{self._batching}{self._recorder.sharing or ''}")
 
     def close(self, *, finish: bool = True) -> None:
         """See Runner."""

@@ -7,11 +7,13 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from engine.host.interrupts import undisturbed
+from engine.serving.in_service import SharingInService
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
@@ -20,6 +22,7 @@ T = TypeVar("T")
 _PER_OCTAVE = 8  # buckets in a factor of two: a quantile is known within 9 %
 _LEAST_S = 1e-6
 _AT_ONCE = 256
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +88,20 @@ class RunnerStatistics:
 
 
 class Recorder:
-    """Collects what RunnerStatistics shows. Any thread may call any method."""
+    """Collects what RunnerStatistics shows. Any thread may call any method.
+
+    runs_s: `append` to it how long a request took that was completed by a run of its own without
+    having waited, and call `look` where the moment is past look_s. sharing: looks when this does.
+    """
 
     def __init__(self) -> None:
+        self.look_s = 0.0
+        self.runs_s: deque[float] = deque()
+        self.sharing: SharingInService | None = None
         self._lock = threading.RLock()  # reentrant: a finalizer may predict too
         self._is_counting = False
         # Not counted yet: one by one that takes 3 us of a request, many at once 0.2.
         self._ended: deque[tuple[str, float, float, float, bool]] = deque()
-        self._at_once: deque[float] = deque()
         self._runs: deque[int] = deque()
         self._counts = dict.fromkeys(("completed", "failed", "cancelled", "expired", "refused"), 0)
         self._times = {name: _Histogram() for name in ("queue", "compute", "latency")}
@@ -112,14 +121,19 @@ class Recorder:
         noted.
         """
         self._ended.append((outcome, came_s, admitted_s, ended_s, is_run))
-        if len(self._ended) >= _AT_ONCE:
-            undisturbed(self._count)
+        if ended_s >= self.look_s or len(self._ended) >= _AT_ONCE:
+            self.look(ended_s)
 
-    def ran_at_once(self, run_s: float) -> None:
-        """Note a request that was completed by a run of its own without having waited."""
-        self._at_once.append(run_s)
-        if len(self._at_once) >= 4 * _AT_ONCE:
-            undisturbed(self._count)
+    def look(self, now_s: float) -> None:
+        """Count what has ended. now_s: of time.perf_counter()."""
+        self.look_s = now_s + _LOOK_S
+        undisturbed(partial(self._look, now_s))
+
+    def _look(self, now_s: float) -> None:
+        with self._lock:
+            self._count()
+            if self.sharing is not None and not self._is_counting:
+                self.sharing.look(self._counts["completed"], now_s)
 
     def refused(self) -> None:
         """Note a request that was refused at once."""
@@ -137,10 +151,10 @@ class Recorder:
             self._is_counting = True
             try:
                 self._count_ended(_taken(self._ended))
-                runs_s = np.array(_taken(self._at_once))
-                self._counts["completed"] += len(runs_s)
-                self._add_runs(1, len(runs_s))
-                self._add(np.zeros_like(runs_s), runs_s, runs_s)
+                if len(runs_s := np.array(_taken(self.runs_s))):
+                    self._counts["completed"] += len(runs_s)
+                    self._add_runs(1, len(runs_s))
+                    self._add(np.zeros_like(runs_s), runs_s, runs_s)
                 for samples in _taken(self._runs):
                     self._add_runs(samples, 1)
             finally:
