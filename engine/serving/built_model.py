@@ -75,7 +75,8 @@ class BuiltModel:
         """Have requests share runs from now on, while `sharing` says so."""
         if batching.most > 1:
             checked = partial(_checked, self._state)  # not self: no cycle
-            self.batcher = Batcher(self.semaphore, batching, recorder, checked, sharing)
+            names = self._state.require_built().signature.names
+            self.batcher = Batcher(self.semaphore, batching, recorder, checked, names, sharing)
 
     def direct(self, recorder: Recorder) -> Direct | None:
         """Return what runs a request at once; see ShortRuns.runner. recorder: of the requests.

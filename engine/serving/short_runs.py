@@ -12,7 +12,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
+from numpy import ndarray
 
 from engine.serving.request_future import outcome_of
 from engine.tensor import Tensor
@@ -121,8 +121,9 @@ def _shapes_of(inputs: Any) -> object:
     """Return the shapes of inputs in order, for a set; None where they are no plain arrays."""
     shapes = []
     for value in inputs if type(inputs) in (list, tuple) else (inputs,):
-        array = value_of(value) if type(value) is Tensor else value
-        if type(array) is not np.ndarray:
-            return None
-        shapes.append(array.shape)
+        if type(value) is not ndarray:
+            value = value_of(value) if type(value) is Tensor else value
+            if type(value) is not ndarray:
+                return None
+        shapes.append(value.shape)
     return tuple(shapes)
