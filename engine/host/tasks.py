@@ -42,11 +42,6 @@ class Task:
         finally:
             del self, work  # the traceback of an error has this frame: no cycle
 
-    def give(self, result: Any) -> None:
-        """End it with a result that was had otherwise."""
-        self._result = result
-        self.end()
-
     def end(self) -> None:
         """Let the thread that waits have the result."""
         self.is_over = True

@@ -259,7 +259,9 @@ class ThreadState:
 
     def take(self, inputs: Any) -> list[Any]:
         """Return the inputs of one call as checked values."""
-        if type(inputs) is not list:
+        if type(inputs) is dict and tuple(inputs) == self.signature.names:
+            inputs = [*inputs.values()]  # as `ordered` gives it, without its call
+        elif type(inputs) is not list:
             inputs = self.signature.ordered(inputs)
         arrays = as_expected(inputs, self.expected)
         if arrays is not None:

@@ -12,20 +12,40 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from engine.errors import Cancelled, DeadlineExceeded
 from engine.host.fair_semaphore import FairSemaphore, Shareable, Waiter
 from engine.serving.batchable import Batching
+from engine.serving.in_service import SharingInService
 from engine.serving.statistics import Recorder
 from engine.tensor import Tensor
+from engine.tensor.values import as_expected
 from engine.types import CancelToken, PredictOptions
 
 Array = np.ndarray[Any, Any]
 
 _numbers = count(1)
+
+
+Kind: TypeAlias = tuple[int, object, bool]
+"""The size, key and is_alone of a request."""
+
+
+def kind_of(inputs: Sequence[Array], batching: Batching) -> Kind:
+    """Return the kind of a request of these inputs."""
+    size = inputs[0].shape[0]
+    # Of one model, inputs of different sizes are its own affair.
+    is_alone = (
+        not size
+        or any(array.shape[0] != size for array in inputs)
+        or any(
+            len({inputs[place].shape[axis] for place, axis in axes}) > 1 for axes in batching.same
+        )
+    )
+    return size, tuple((array.dtype, array.shape[1:]) for array in inputs), is_alone
 
 
 class Request:
@@ -51,20 +71,10 @@ class Request:
         "size",
     )
 
-    def __init__(self, inputs: Sequence[Array], batching: Batching, priority: int = 0) -> None:
+    def __init__(self, inputs: Sequence[Array], kind: Kind, priority: int = 0) -> None:
         self.inputs = inputs
         self.priority = priority
-        self.size = inputs[0].shape[0]
-        self.key = tuple((array.dtype, array.shape[1:]) for array in inputs)
-        # Of one model, inputs of different sizes are its own affair.
-        self.is_alone = (
-            not self.size
-            or any(array.shape[0] != self.size for array in inputs)
-            or any(
-                len({inputs[place].shape[axis] for place, axis in axes}) > 1
-                for axes in batching.same
-            )
-        )
+        self.size, self.key, self.is_alone = kind
         self.came_s = time.perf_counter()
         self.began_s = 0.0
         self.shared_by = 1
@@ -74,7 +84,11 @@ class Request:
 
 
 class Batcher:
-    """Runs requests for one model together. checked: returns a request's inputs in its order."""
+    """Runs requests for one model together.
+
+    checked: returns a request's inputs in its order. names: of the inputs. sharing: whether they
+    do so now.
+    """
 
     def __init__(
         self,
@@ -82,19 +96,40 @@ class Batcher:
         batching: Batching,
         recorder: Recorder,
         checked: Callable[[Any], list[Any]],
+        names: tuple[str, ...],
+        sharing: SharingInService,
     ) -> None:
         self._checked = checked
+        self._names = names
         self._semaphore = semaphore
         self.batching = batching
         self._recorder = recorder
+        self.sharing = sharing
+        # The dtypes and shapes of the last request that was checked, and its kind.
+        self._expected: tuple[list[tuple[Any, Any]], Kind] = [(None, ())], (0, None, True)
         self._last = (0, 0.0)  # the requests that the last run served, and when it ended
 
+    @property
+    def is_waiting(self) -> bool:
+        """True where a run may wait for requests that have not come yet."""
+        return self._last[0] > 1 or not (self.batching.only_recent or self.batching.delay_s == 0)
+
     def request(self, inputs: Any, priority: int = 0) -> Request | None:
-        """Return a request of checked inputs; None for what cannot be batched."""
-        values = self._checked(inputs)
-        if not all(isinstance(value, np.ndarray) for value in values):
+        """Return a request of checked inputs; None for one that is to be run alone."""
+        if not self.sharing.is_on:
             return None
-        return Request(values, self.batching, priority)
+        if type(inputs) is dict and tuple(inputs) == self._names:
+            inputs = [*inputs.values()]
+        expected, kind = self._expected
+        values = as_expected(inputs, expected) if type(inputs) is list else None
+        if values is None:
+            values = self._checked(inputs)
+            if not all(isinstance(value, np.ndarray) for value in values):
+                return None
+            kind = kind_of(values, self.batching)
+            if not any(value.dtype.hasobject for value in values):
+                self._expected = [(value.dtype, value.shape) for value in values], kind
+        return Request(values, kind, priority)
 
     def run(
         self,
@@ -172,6 +207,7 @@ class Batcher:
             raise
         self._semaphore.release()
         self._recorder.ran(sum(each.size for each in batch))
+        self.sharing.has_shared = True
         return request.results
 
     def _collected(

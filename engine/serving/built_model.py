@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from engine.report.observing.request import ObservedRequest
     from engine.serving.batchable import Batching
     from engine.serving.batching import Request
+    from engine.serving.in_service import SharingInService
     from engine.tensor import Tensor
     from engine.types import CancelToken, PredictOptions
 
@@ -60,7 +61,7 @@ class BuiltModel:
             slots, self.futures = slots or sys.maxsize, partial(BegunFuture, self._state)
         self.semaphore = plan.pool.semaphore or FairSemaphore(slots or usable_cpus())
         self._takes_slots = plan.pool.semaphore is not None
-        self._short_runs = ShortRuns(extra)
+        self._short_runs = ShortRuns(extra, built.signature.names)
         self.can_stop = not any(
             plan.lacks(capability)[0]
             for capability in (Capability.DEADLINES, Capability.CANCEL_PREDICT)
@@ -70,24 +71,27 @@ class BuiltModel:
         self.run_s = math.inf
         self.batcher: Batcher | None = None
 
-    def batch(self, batching: Batching, recorder: Recorder) -> None:
-        """Have requests share runs from now on."""
+    def batch(self, batching: Batching, recorder: Recorder, sharing: SharingInService) -> None:
+        """Have requests share runs from now on, while `sharing` says so."""
         if batching.most > 1:
             checked = partial(_checked, self._state)  # not self: no cycle
-            self.batcher = Batcher(self.semaphore, batching, recorder, checked)
+            names = self._state.require_built().signature.names
+            self.batcher = Batcher(self.semaphore, batching, recorder, checked, names, sharing)
 
     def direct(self, recorder: Recorder) -> Direct | None:
         """Return what runs a request at once; see ShortRuns.runner. recorder: of the requests.
 
-        None where requests share runs or are observed, or where predicts take slots themselves.
+        None where requests are observed, or where predicts take slots themselves.
         """
-        if self.batcher is not None or self.observation is not None or self._takes_slots:
+        if self.observation is not None or self._takes_slots:
             return None
-        return self._short_runs.runner(self.predict, self.semaphore, recorder)
+        return self._short_runs.runner(self.predict, self.semaphore, recorder, self.batcher)
 
     def extra(self, inputs: Any) -> int:
         """See Runnable."""
-        return 0 if self.batcher is not None else self._short_runs.extra(inputs)
+        if self.batcher is not None and self.batcher.sharing.is_on:
+            return 0
+        return self._short_runs.extra(inputs)
 
     def checked(self, inputs: Any) -> list[Any]:
         """See Runnable."""

@@ -64,7 +64,7 @@ class ModelParallelRunner(Runner):
         super().__init__(_NOT_BUILT)
         self._queues: list[RequestQueue[BuiltModel]]
         self._batching = ""
-        self._direct: Direct | None = None
+        self._direct: Direct = _queued
         fork.watch(self)
 
     # --------------------------------------------------------------------------------- building
@@ -185,7 +185,7 @@ class ModelParallelRunner(Runner):
                 queue.runnable.observation = self._observation
             self._queues = queues
             if len(queues) == 1:
-                self._direct = queues[0].runnable.direct(self._recorder)
+                self._direct = queues[0].runnable.direct(self._recorder) or _queued
             self.model_path_ = model_path
             self._why_not = ""
 
@@ -253,11 +253,14 @@ class ModelParallelRunner(Runner):
         Raises what Model.predict raises, and QueueFull where `when_full` says so.
         """
         try:
-            direct = self._direct
-            is_plain = timeout_s is None and cancel is None
-            is_plain = is_plain and priority is USUAL and request_id is NO_ID
-            if is_plain and direct is not None and not self._why_not:
-                results = direct(inputs, outputs)
+            if (
+                timeout_s is None
+                and cancel is None
+                and priority is USUAL
+                and request_id is NO_ID
+                and not self._why_not
+            ):
+                results = self._direct(inputs, outputs)
                 if results is not None:
                     return results
             return self._free_queue().predict(
@@ -291,19 +294,23 @@ class ModelParallelRunner(Runner):
 
     def statistics(self) -> RunnerStatistics:
         """Return counts, times and batch sizes of all requests since the runner was built."""
-        return self._counted(self._batching)
+        return self._counted(f"{self._batching}{self._recorder.sharing or ''}")
 
     def close(self, *, finish: bool = True) -> None:
         """See Runner."""
         super().close(finish=finish)
-        self._direct = None
+        self._direct = _queued
 
     def _abandon(self) -> None:
-        self._direct = None
+        self._direct = _queued
         super()._abandon()
 
     def _capacity(self) -> str:
         return f"{sum(queue.semaphore.slots for queue in self._queues)} at once"
+
+
+def _queued(inputs: Inputs, outputs: list[Tensor] | None) -> None:
+    """Stand for what runs a request at once, where none is: see ShortRuns.runner."""
 
 
 def _observation(context: Context, path: str) -> Observation | None:

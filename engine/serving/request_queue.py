@@ -230,8 +230,10 @@ class RequestQueue(Generic[R]):
         None where no other thread runs it: the calling thread has a slot then.
         """
         limit = 0 if self._is_waiting else self._limit
-        if not extra and self.runnable.run_s >= _SHORT_RUN_S and not in_main_thread():
-            hand_off = HandOff(run, request, priority)
+        is_short = extra or self.runnable.run_s < _SHORT_RUN_S
+        # One whose run others may share needs no worker: who has a slot takes along who waits.
+        if request is None and not is_short and not in_main_thread():
+            hand_off = HandOff(run, priority)
             try:
                 if self.pending.hand_off(hand_off, limit):
                     results = hand_off.results_by(self.semaphore, deadline_s, cancel)

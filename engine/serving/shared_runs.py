@@ -19,6 +19,7 @@ from engine.runtime.extensions import in_trial
 from engine.serving import batchable
 from engine.serving.batchable import Batching
 from engine.serving.built_model import BuiltModel
+from engine.serving.in_service import SharingInService
 from engine.serving.request_queue import RequestQueue
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ class Wishes:
     delay_us: int | None
     is_forced: bool
     cancel: CancelToken | None
+
+    @property
+    def are_open(self) -> bool:
+        """True where the user has left to the runner how requests share runs."""
+        return self.most is None and self.delay_us is None and not self.is_forced
 
 
 def share_runs(
@@ -80,8 +86,11 @@ def share_runs(
             if wishes.delay_us is not None:
                 batching = Batching(batching.most, reason, wishes.delay_us / 1e6)
             same = () if is_forced else batchable.same_sizes(inputs)
+            sharing = SharingInService()
+            if wishes.are_open:
+                recorder.sharing = sharing
             for queue in queues:
-                queue.runnable.batch(replace(batching, same=same), recorder)
+                queue.runnable.batch(replace(batching, same=same), recorder, sharing)
             return queues, str(batching)
     asked = {} if wishes.most is None else {"max_batch_size": f"max_batch_size={wishes.most}"}
     if is_forced:

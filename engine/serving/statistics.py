@@ -7,19 +7,25 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from engine.host.interrupts import undisturbed
+from engine.serving.in_service import SharingInService
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
+Summary: TypeAlias = tuple[dict[float, int], int, float, float]
+"""Durations in buckets, by the place of each; how many; their sum and the longest, in seconds."""
 
 T = TypeVar("T")
 
 _PER_OCTAVE = 8  # buckets in a factor of two: a quantile is known within 9 %
 _LEAST_S = 1e-6
 _AT_ONCE = 256
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +91,20 @@ class RunnerStatistics:
 
 
 class Recorder:
-    """Collects what RunnerStatistics shows. Any thread may call any method."""
+    """Collects what RunnerStatistics shows. Any thread may call any method.
+
+    runs_s: `append` to it how long a request took that was completed by a run of its own without
+    having waited, and call `look` where the moment is past look_s. sharing: looks when this does.
+    """
 
     def __init__(self) -> None:
+        self.look_s = 0.0
+        self.runs_s: deque[float] = deque()
+        self.sharing: SharingInService | None = None
         self._lock = threading.RLock()  # reentrant: a finalizer may predict too
         self._is_counting = False
         # Not counted yet: one by one that takes 3 us of a request, many at once 0.2.
         self._ended: deque[tuple[str, float, float, float, bool]] = deque()
-        self._at_once: deque[float] = deque()
         self._runs: deque[int] = deque()
         self._counts = dict.fromkeys(("completed", "failed", "cancelled", "expired", "refused"), 0)
         self._times = {name: _Histogram() for name in ("queue", "compute", "latency")}
@@ -112,14 +124,19 @@ class Recorder:
         noted.
         """
         self._ended.append((outcome, came_s, admitted_s, ended_s, is_run))
-        if len(self._ended) >= _AT_ONCE:
-            undisturbed(self._count)
+        if ended_s >= self.look_s or len(self._ended) >= _AT_ONCE:
+            self.look(ended_s)
 
-    def ran_at_once(self, run_s: float) -> None:
-        """Note a request that was completed by a run of its own without having waited."""
-        self._at_once.append(run_s)
-        if len(self._at_once) >= 4 * _AT_ONCE:
-            undisturbed(self._count)
+    def look(self, now_s: float) -> None:
+        """Count what has ended. now_s: of time.perf_counter()."""
+        self.look_s = now_s + _LOOK_S
+        undisturbed(partial(self._look, now_s))
+
+    def _look(self, now_s: float) -> None:
+        with self._lock:
+            self._count()
+            if self.sharing is not None and not self._is_counting:
+                self.sharing.look(self._counts["completed"], now_s)
 
     def refused(self) -> None:
         """Note a request that was refused at once."""
@@ -137,10 +154,11 @@ class Recorder:
             self._is_counting = True
             try:
                 self._count_ended(_taken(self._ended))
-                runs_s = np.array(_taken(self._at_once))
-                self._counts["completed"] += len(runs_s)
-                self._add_runs(1, len(runs_s))
-                self._add(np.zeros_like(runs_s), runs_s, runs_s)
+                if count := len(runs_s := np.array(_taken(self.runs_s))):
+                    self._counts["completed"] += count
+                    self._add_runs(1, count)
+                    run = _summary(runs_s)
+                    self._add(({0.0: count}, count, 0.0, 0.0), run, run)
                 for samples in _taken(self._runs):
                     self._add_runs(samples, 1)
             finally:
@@ -156,16 +174,15 @@ class Recorder:
         if moments:
             came_s, admitted_s, ended_s = np.array(moments).T
             self._add(
-                np.maximum(0.0, admitted_s - came_s),
-                ended_s - np.maximum(admitted_s, came_s),
-                ended_s - came_s,
+                _summary(np.maximum(0.0, admitted_s - came_s)),
+                _summary(ended_s - np.maximum(admitted_s, came_s)),
+                _summary(ended_s - came_s),
             )
 
-    def _add(self, queue_s: Array, compute_s: Array, latency_s: Array) -> None:
-        if len(queue_s):
-            self._times["queue"].add(queue_s)
-            self._times["compute"].add(compute_s)
-            self._times["latency"].add(latency_s)
+    def _add(self, queue: Summary, compute: Summary, latency: Summary) -> None:
+        self._times["queue"].add(*queue)
+        self._times["compute"].add(*compute)
+        self._times["latency"].add(*latency)
 
     def _add_runs(self, samples: int, runs: int) -> None:
         if runs:
@@ -204,6 +221,13 @@ def _taken(noted: deque[T]) -> list[T]:
     return taken
 
 
+def _summary(seconds: Array) -> Summary:
+    octaves = np.log2(np.maximum(seconds, _LEAST_S) / _LEAST_S)
+    places, counts = np.unique(np.ceil(_PER_OCTAVE * octaves), return_counts=True)
+    buckets = dict(zip(places.tolist(), counts.tolist()))
+    return buckets, len(seconds), float(seconds.sum()), float(seconds.max())
+
+
 class _Histogram:
     """Durations in buckets of equal ratio: any number of them takes the same memory."""
 
@@ -212,14 +236,12 @@ class _Histogram:
         self._count = 0
         self._sum_s = self._max_s = 0.0
 
-    def add(self, seconds: Array) -> None:
-        octaves = np.log2(np.maximum(seconds, _LEAST_S) / _LEAST_S)
-        places, counts = np.unique(np.ceil(_PER_OCTAVE * octaves), return_counts=True)
-        for place, count in zip(places.tolist(), counts.tolist()):
-            self._buckets[place] = self._buckets.get(place, 0) + count
-        self._count += len(seconds)
-        self._sum_s += float(seconds.sum())
-        self._max_s = max(self._max_s, float(seconds.max()))
+    def add(self, buckets: dict[float, int], count: int, sum_s: float, max_s: float) -> None:
+        for place, number in buckets.items():
+            self._buckets[place] = self._buckets.get(place, 0) + number
+        self._count += count
+        self._sum_s += sum_s
+        self._max_s = max(self._max_s, max_s)
 
     def times(self) -> Times:
         if not self._count:

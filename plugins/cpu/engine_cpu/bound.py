@@ -82,8 +82,6 @@ class Staged:
         self._inputs = [np.empty_like(array, order="C") for array in inputs]
         self._outputs = [np.empty_like(array, order="C") for array in results]
         self.shapes = [array.shape for array in inputs]
-        # The core has checked shapes that the model fixes.
-        self._may_vary = not layout.is_static
         bound = Bound(session, layout)
         bound.hold(self._inputs, self._outputs)
         self._bound = bound
@@ -93,10 +91,10 @@ class Staged:
 
     def run(self, inputs: Sequence[Array]) -> list[Array] | None:
         """Return the results in new memory; None where the shapes are not the buffers'."""
-        if self._may_vary and [array.shape for array in inputs] != self.shapes:
-            return None
         # Assigning through [...] costs half of np.copyto, a comprehension twice its element.
-        for buffer, array in zip(self._inputs, inputs):
+        for buffer, shape, array in zip(self._inputs, self.shapes, inputs):
+            if array.shape != shape:
+                return None
             buffer[...] = array
         self._run(self._binding, self._options)
         if self._only_output is not None:
