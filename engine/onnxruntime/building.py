@@ -1,0 +1,136 @@
+"""From a file, options and providers to a model that is built."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine import Model, ModelType
+from engine.errors import EngineError, InputError
+from engine.model.model import model_state
+from engine.onnxruntime.arguments import ModelMetadata, node_arg
+from engine.onnxruntime.errors import made, translated
+from engine.onnxruntime.genuine import genuine
+from engine.onnxruntime.options import noted_of
+from engine.onnxruntime.providers import CPU, Asked, asked
+from engine.onnxruntime.settings import context_of, sections_of
+from engine.tensor.values import arrays_in
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Opened:
+    """A session's model, with what onnxruntime would say of it.
+
+    options: the session's. providers: those that run it, each with its options.
+    """
+
+    def __init__(self, model: Model, options: Any, providers: Asked) -> None:
+        self.model = model
+        self.state = model_state(model)
+        self.options = options
+        self.providers = providers
+        signature = self.state.require_built().signature
+        self.signature = signature
+        self.is_plain = signature.is_plain
+        runtime = self.runtime
+        if runtime is None:
+            self.inputs = [node_arg(spec) for spec in signature.inputs]
+            self.outputs = [node_arg(spec) for spec in signature.outputs]
+            self.overridable: list[Any] = []
+        else:
+            self.inputs, self.outputs = runtime.get_inputs(), runtime.get_outputs()
+            self.overridable = runtime.get_overridable_initializers()
+
+    @property
+    def runtime(self) -> Any:
+        """The session of onnxruntime that runs all of the model; None where there is none.
+
+        Asked for anew each time: the model may have been opened from the compile cache since.
+        """
+        if genuine is None:
+            return None
+        found = getattr(self.state.require_built().plan.executable, "session", None)
+        return found if isinstance(found, genuine.InferenceSession) else None
+
+    @cached_property
+    def metadata(self) -> Any:
+        """The header of the model's file."""
+        runtime = self.runtime
+        return ModelMetadata(self.model.metadata) if runtime is None else runtime.get_modelmeta()
+
+    def run(self, names: list[str], feed: Mapping[str, Any], run_options: Any) -> list[Any]:
+        """Run the model; see InferenceSession.run."""
+        values = None
+        if run_options is None and self.is_plain:
+            values = self._arrays(feed)
+        runtime = self.runtime
+        if values is not None:
+            try:
+                results = self.model.predict(values)
+            except InputError as error:
+                if runtime is None:
+                    raise translated(error) from None
+            except EngineError as error:
+                raise translated(error) from None
+            else:
+                by_name = {
+                    spec.name: arrays_in(value)
+                    for spec, value in zip(self.signature.outputs, results)
+                }
+                if all(name in by_name for name in names):
+                    return [by_name[name] for name in names]
+        if runtime is None:
+            raise made("InvalidArgument", "the feed does not fit")
+        # What it takes and refuses, it does so with its own leniency and its own words.
+        return runtime.run(names, feed, run_options)  # type: ignore[no-any-return]
+
+    def _arrays(self, feed: Mapping[str, Any]) -> list[Any] | None:
+        """Return the arrays of a feed in the model's order, if it has nothing else in it."""
+        signature = self.signature
+        if len(feed) != len(signature.names):
+            return None
+        values = []
+        for name, dtype in zip(signature.names, signature.dtypes):
+            value = feed.get(name)
+            if type(value) is not np.ndarray or value.dtype != dtype or dtype.hasobject:
+                return None
+            values.append(value)
+        return values
+
+
+def opened(
+    model: str | bytes,
+    options: Any,
+    providers: Any,
+    provider_options: Any,
+    further: Mapping[str, Any],
+) -> Opened:
+    """Build a model. Raises onnxruntime's exceptions."""
+    noted = noted_of(options)
+    wanted = asked(providers, provider_options, noted.providers)
+    context = context_of(options, wanted)
+    sections = sections_of(options, wanted, further.get("disabled_optimizers") or ())
+    built = Model()
+    try:
+        if isinstance(model, bytes):
+            built.build_from_buffer(model, None, None, context, "", sections, cancel=noted.cancel)
+        else:
+            built.build_from_file(
+                model, ModelType.MINDIR, context, "", sections, cancel=noted.cancel
+            )
+    except EngineError as error:
+        raise translated(error) from error
+    return Opened(built, options, _running(built, wanted))
+
+
+def _running(model: Model, wanted: Asked) -> Asked:
+    """Return the providers whose target runs some of the model; the CPU is always one."""
+    plan = model_state(model).require_built().plan
+    types = {device.type for _, device in plan.parts} | {plan.device.type}
+    from engine.onnxruntime.providers import TARGETS
+
+    return {name: given for name, given in wanted.items() if name == CPU or TARGETS[name] in types}
