@@ -14,12 +14,17 @@ from engine.onnxruntime.arguments import ModelMetadata, node_arg
 from engine.onnxruntime.errors import made, translated
 from engine.onnxruntime.genuine import genuine
 from engine.onnxruntime.options import noted_of
-from engine.onnxruntime.providers import CPU, Asked, asked
+from engine.onnxruntime.providers import CPU, TARGETS, Asked, asked
 from engine.onnxruntime.settings import context_of, sections_of
+from engine.onnxruntime.values import TensorValue, given
+from engine.tensor import Tensor
 from engine.tensor.values import arrays_in
+from engine.types import ValueKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from engine.onnxruntime.binding import TensorBinding
 
 
 class Opened:
@@ -36,6 +41,7 @@ class Opened:
         signature = self.state.require_built().signature
         self.signature = signature
         self.is_plain = signature.is_plain
+        self.places = {spec.name: place for place, spec in enumerate(signature.outputs)}
         runtime = self.runtime
         if runtime is None:
             self.inputs = [node_arg(spec) for spec in signature.inputs]
@@ -64,29 +70,52 @@ class Opened:
 
     def run(self, names: list[str], feed: Mapping[str, Any], run_options: Any) -> list[Any]:
         """Run the model; see InferenceSession.run."""
-        values = None
-        if run_options is None and self.is_plain:
-            values = self._arrays(feed)
         runtime = self.runtime
-        if values is not None:
+        if runtime is None:
+            return [arrays_in(value) for value in self.values(names, self._converted(feed))]
+        arrays = self._arrays(feed) if run_options is None and self.is_plain else None
+        if arrays is not None and all(name in self.places for name in names):
             try:
-                results = self.model.predict(values)
-            except InputError as error:
-                if runtime is None:
-                    raise translated(error) from None
+                results = self.model.predict(arrays)
+            except InputError:
+                pass
             except EngineError as error:
                 raise translated(error) from None
             else:
-                by_name = {
-                    spec.name: arrays_in(value)
-                    for spec, value in zip(self.signature.outputs, results)
-                }
-                if all(name in by_name for name in names):
-                    return [by_name[name] for name in names]
-        if runtime is None:
-            raise made("InvalidArgument", "the feed does not fit")
-        # What it takes and refuses, it does so with its own leniency and its own words.
+                return [arrays_in(results[self.places[name]]) for name in names]
+        # What it takes and refuses, it does with its own leniency and in its own words.
+        feed = {name: _for_runtime(value) for name, value in feed.items()}
         return runtime.run(names, feed, run_options)  # type: ignore[no-any-return]
+
+    def values(self, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
+        """Run the model as the engine does; return its Tensors and lists."""
+        for name in names:
+            if name not in self.places:
+                raise made("InvalidArgument", f"Invalid output name: {name}")
+        try:
+            results = self.model.predict(dict(feed))
+        except EngineError as error:
+            raise translated(error) from None
+        return [results[self.places[name]] for name in names]
+
+    def bound(self, binding: TensorBinding) -> None:
+        """Run on what is bound."""
+        try:
+            binding.run(self.model, [spec.name for spec in self.signature.outputs])
+        except EngineError as error:
+            raise translated(error) from None
+
+    def _converted(self, feed: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a feed with arrays for lists and numbers, of the type that is declared."""
+        specs = {spec.name: spec for spec in self.signature.inputs}
+        converted = {}
+        for name, value in feed.items():
+            value, spec = given(value), specs.get(name)
+            is_tensor = spec is not None and spec.kind is ValueKind.TENSOR
+            if is_tensor and isinstance(value, list | tuple | int | float | str | np.generic):
+                value = np.asarray(value, spec.dtype.numpy)  # type: ignore[union-attr]
+            converted[name] = value
+        return converted
 
     def _arrays(self, feed: Mapping[str, Any]) -> list[Any] | None:
         """Return the arrays of a feed in the model's order, if it has nothing else in it."""
@@ -100,6 +129,11 @@ class Opened:
                 return None
             values.append(value)
         return values
+
+
+def _for_runtime(value: Any) -> Any:
+    """Return what onnxruntime takes of a value in a feed."""
+    return given(value) if isinstance(value, TensorValue | Tensor) else value
 
 
 def opened(
@@ -131,6 +165,4 @@ def _running(model: Model, wanted: Asked) -> Asked:
     """Return the providers whose target runs some of the model; the CPU is always one."""
     plan = model_state(model).require_built().plan
     types = {device.type for _, device in plan.parts} | {plan.device.type}
-    from engine.onnxruntime.providers import TARGETS
-
     return {name: given for name, given in wanted.items() if name == CPU or TARGETS[name] in types}

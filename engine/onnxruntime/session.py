@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from engine.errors import EngineError
+from engine.onnxruntime.binding import IOBinding, TensorBinding
 from engine.onnxruntime.building import Opened, opened
 from engine.onnxruntime.errors import translated
 from engine.onnxruntime.options import SessionOptions
+from engine.onnxruntime.providers import CPU
+from engine.onnxruntime.values import as_ort_value, given, renamed
 
-_PRINTED = "*************** EP Error ***************\n"
+_STARS = "*" * 15
 
 
 class InferenceSession:
@@ -42,7 +46,17 @@ class InferenceSession:
         self._given_options = sess_options
         self._further = kwargs
         self._enable_fallback = int(kwargs.get("enable_fallback", 1)) == 1
-        self._open(providers, provider_options)
+        try:
+            self._open(providers, provider_options)
+        except (ValueError, RuntimeError) as error:
+            if not self._enable_fallback:
+                raise
+            print(f"{_STARS} EP Error {_STARS}\nEP Error {error} when using {providers}")
+            print(f"Falling back to {[CPU]} and retrying.\n{_STARS}{_STARS}")
+            try:
+                self._open([CPU], None)
+            except Exception as second:
+                raise second from error
 
     def _open(self, providers: Any, provider_options: Any) -> None:
         """Build the model for these providers."""
@@ -118,17 +132,77 @@ class InferenceSession:
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any
     ) -> list[Any]:
         """Run what does not come as last time."""
-        built = self._opened
+        self._require_inputs(input_feed)
+        return self._opened.run(list(output_names or self._outputs), input_feed, run_options)
+
+    def _require_inputs(self, input_feed: Mapping[str, Any]) -> None:
         missing = [
             arg.name
-            for arg in built.inputs
+            for arg in self._opened.inputs
             if arg.name not in input_feed and not arg.type.startswith("optional")
         ]
         if missing:
             raise ValueError(
                 f"Required inputs ({missing}) are missing from input feed ({[*input_feed]})."
             )
-        return built.run(list(output_names or self._outputs), input_feed, run_options)
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[Any], Any, str], None],
+        user_data: Any,
+        run_options: Any = None,
+    ) -> None:
+        """Run in another thread, which then calls callback(results, user_data, error)."""
+        self._require_inputs(input_feed)
+        runtime = self.runtime
+        if runtime is not None:
+            names = list(output_names or self._outputs)
+            runtime.run_async(names, input_feed, callback, user_data, run_options)
+            return
+
+        def work() -> None:
+            try:
+                results, error = self.run(output_names, input_feed, run_options), ""
+            except Exception as failure:  # told to the callback, as onnxruntime does
+                results, error = [], str(failure)
+            callback(results, user_data, error)
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def run_with_ort_values(
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, Any],
+        run_options: Any = None,
+    ) -> list[Any]:
+        """Run on OrtValues, and return such."""
+        self._require_inputs(input_dict_ort_values)
+        names, runtime = list(output_names or self._outputs), self.runtime
+        if runtime is not None:
+            results = runtime.run_with_ort_values(names, input_dict_ort_values, run_options)
+            return [renamed(value) for value in results]
+        feed = {name: given(value) for name, value in input_dict_ort_values.items()}
+        return [as_ort_value(value) for value in self._opened.values(names, feed)]
+
+    def io_binding(self) -> Any:
+        """Return an IOBinding of this session."""
+        return IOBinding(self)
+
+    def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
+        """Run on what is bound."""
+        if iobinding.session is not self:
+            raise ValueError("IOBinding must be used with the session that created it.")
+        if isinstance(iobinding, TensorBinding):
+            self._opened.bound(iobinding)
+        else:  # the compiled session that it was made for, which outlives one opened anew
+            iobinding._session.run_with_iobinding(iobinding._iobinding, run_options)
+
+    def end_profiling(self) -> str:
+        """End the profile, and return the path of its file."""
+        runtime = self.runtime
+        return "" if runtime is None else runtime.end_profiling()
 
     # ------------------------------------------------------------------------------------ facts
 
@@ -159,6 +233,31 @@ class InferenceSession:
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         """Return the options of each provider."""
         return self._opened.providers
+
+    @property
+    def runtime(self) -> Any:
+        """onnxruntime's session that runs the whole model; None where others run some of it."""
+        return self._opened.runtime
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what onnxruntime's session has beside: its memory, devices, tuning results."""
+        opened = self.__dict__.get("_opened")
+        runtime = None if opened is None else opened.runtime
+        if runtime is None:
+            raise AttributeError(
+                f"InferenceSession has no {name!r}, which only a session that onnxruntime runs has",
+                name=name,
+                obj=self,
+            )
+        return getattr(runtime, name)
+
+    def disable_fallback(self) -> None:
+        """Raise errors instead of building once more for the CPU."""
+        self._enable_fallback = False
+
+    def enable_fallback(self) -> None:
+        """Build once more for the CPU where no other provider takes the model."""
+        self._enable_fallback = True
 
     def set_providers(
         self, providers: Any = None, provider_options: Sequence[dict[Any, Any]] | None = None
