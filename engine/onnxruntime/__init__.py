@@ -27,7 +27,7 @@ from typing import Any
 from engine.onnxruntime import capi
 from engine.onnxruntime.arguments import ModelMetadata, NodeArg
 from engine.onnxruntime.binding import IOBinding
-from engine.onnxruntime.capi import onnxruntime_inference_collection, onnxruntime_pybind11_state
+from engine.onnxruntime.capi import _pybind_state, onnxruntime_inference_collection  # noqa: F401
 from engine.onnxruntime.genuine import genuine, native
 from engine.onnxruntime.options import (
     ExecutionMode,

@@ -108,7 +108,7 @@ def _at(device_type: str, device_id: int, element_type: Any, shape: Any, pointer
     is_number = isinstance(element_type, int)
     dtype = DType.from_onnx(element_type).numpy if is_number else np.dtype(element_type)
     count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    memory = (ctypes.c_char * count).from_address(pointer)
+    memory: Any = (ctypes.c_char * count).from_address(pointer)
     return Tensor(np.frombuffer(memory, dtype).reshape(tuple(shape)))
 
 
@@ -119,7 +119,7 @@ else:
     class IOBinding(genuine.IOBinding):  # type: ignore[misc,no-redef]
         """onnxruntime's IOBinding, or the engine's for a session that it does not run."""
 
-        def __new__(cls, session: Any) -> Any:
+        def __new__(cls, session: Any) -> Any:  # noqa: D102
             if session.runtime is None:
                 return TensorBinding(session)
             return super().__new__(cls)

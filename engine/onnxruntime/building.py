@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from engine import Model, ModelType
 from engine.errors import EngineError, InputError
 from engine.model.model import model_state
+from engine.onnxruntime import alone
 from engine.onnxruntime.arguments import ModelMetadata, node_arg
 from engine.onnxruntime.errors import made, translated
 from engine.onnxruntime.genuine import genuine
@@ -38,14 +40,13 @@ class Opened:
         self.state = model_state(model)
         self.options = options
         self.providers = providers
-        signature = self.state.require_built().signature
-        self.signature = signature
-        self.is_plain = signature.is_plain
-        self.places = {spec.name: place for place, spec in enumerate(signature.outputs)}
+        self.signature = self.state.require_built().signature
+        self.is_plain = self.signature.is_plain
+        self.places = {spec.name: place for place, spec in enumerate(self.signature.outputs)}
         runtime = self.runtime
         if runtime is None:
-            self.inputs = [node_arg(spec) for spec in signature.inputs]
-            self.outputs = [node_arg(spec) for spec in signature.outputs]
+            self.inputs = [node_arg(spec) for spec in self.signature.inputs]
+            self.outputs = [node_arg(spec) for spec in self.signature.outputs]
             self.overridable: list[Any] = []
         else:
             self.inputs, self.outputs = runtime.get_inputs(), runtime.get_outputs()
@@ -136,29 +137,81 @@ def _for_runtime(value: Any) -> Any:
     return given(value) if isinstance(value, TensorValue | Tensor) else value
 
 
+class Alone:
+    """A session's model that onnxruntime alone runs; see `alone`."""
+
+    is_plain = False
+    state = None
+
+    def __init__(self, runtime: Any, options: Any) -> None:
+        self.runtime = runtime
+        self.options = options
+        self.providers: Asked = runtime.get_provider_options()
+        self.inputs, self.outputs = runtime.get_inputs(), runtime.get_outputs()
+        self.overridable = runtime.get_overridable_initializers()
+        self.metadata = runtime.get_modelmeta()
+
+    def run(self, names: list[str], feed: Mapping[str, Any], run_options: Any) -> list[Any]:
+        """Run the model; see InferenceSession.run."""
+        return self.runtime.run(names, feed, run_options)  # type: ignore[no-any-return]
+
+
 def opened(
     model: str | bytes,
     options: Any,
     providers: Any,
     provider_options: Any,
     further: Mapping[str, Any],
-) -> Opened:
+) -> Opened | Alone:
     """Build a model. Raises onnxruntime's exceptions."""
     noted = noted_of(options)
     wanted = asked(providers, provider_options, noted.providers)
+    if alone.is_ort_format(model, options):
+        return _alone(model, options)
     context = context_of(options, wanted)
     sections = sections_of(options, wanted, further.get("disabled_optimizers") or ())
     built = Model()
     try:
-        if isinstance(model, bytes):
-            built.build_from_buffer(model, None, None, context, "", sections, cancel=noted.cancel)
+        source = model
+        if noted.initializers or noted.files:
+            from engine.onnxruntime.replaced import replaced  # rare
+
+            source = replaced(model, noted)
+        if isinstance(source, bytes):
+            built.build_from_buffer(source, None, None, context, "", sections, cancel=noted.cancel)
         else:
-            built.build_from_file(
-                model, ModelType.MINDIR, context, "", sections, cancel=noted.cancel
-            )
+            kind = ModelType.MINDIR
+            built.build_from_file(source, kind, context, "", sections, cancel=noted.cancel)
     except EngineError as error:
+        if alone.is_sparse(error):
+            return _alone(model, options)
         raise translated(error) from error
+    if options.optimized_model_filepath:
+        _write_optimized(model, options)
     return Opened(built, options, _running(built, wanted))
+
+
+def _alone(model: str | bytes, options: Any) -> Alone:
+    text = (
+        "a model of ORT's own format, or with sparse inputs or outputs: onnxruntime alone runs it"
+    )
+    logging.getLogger("engine").info("%s", text)
+    return Alone(alone.session(model, options), options)
+
+
+def _write_optimized(model: str | bytes, options: Any) -> None:
+    """Have onnxruntime write its optimised graph, by a session made for that."""
+    if genuine is None:
+        path = options.optimized_model_filepath
+        text = "optimized_model_filepath = %r has no effect: only onnxruntime writes its graph"
+        logging.getLogger("engine").warning(text, path)
+        return
+    is_profiled = options.enable_profiling
+    options.enable_profiling = False
+    try:
+        alone.session(model, options)
+    finally:
+        options.enable_profiling = is_profiled
 
 
 def _running(model: Model, wanted: Asked) -> Asked:

@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from engine.onnxruntime.genuine import native
+from engine.onnxruntime.providers import TARGETS
 from engine.types import CancelToken
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ class SessionOptions(_Base):  # type: ignore[misc]
     def add_provider(self, name: str, options: Mapping[str, str] | None = None) -> None:
         """Add an execution provider, behind those that were added before."""
         given = {str(key): str(value) for key, value in (options or {}).items()}
+        if name not in TARGETS:
+            _tell(super(), "add_provider", name, given)
         self.noted.providers.append((name, given))
 
     def has_providers(self) -> bool:

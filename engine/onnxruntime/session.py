@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.errors import EngineError
 from engine.onnxruntime.binding import IOBinding, TensorBinding
-from engine.onnxruntime.building import Opened, opened
+from engine.onnxruntime.building import opened
 from engine.onnxruntime.errors import translated
 from engine.onnxruntime.options import SessionOptions
 from engine.onnxruntime.providers import CPU
@@ -60,16 +60,20 @@ class InferenceSession:
 
     def _open(self, providers: Any, provider_options: Any) -> None:
         """Build the model for these providers."""
-        options = SessionOptions() if self._given_options is None else self._given_options
-        self._opened: Opened = opened(
-            self._model, options, providers, provider_options, self._further
-        )
+        options = self._given_options
+        if _reads_config(self._further):
+            from engine.onnxruntime.configured import configured  # rare
+
+            options = configured(self._model)
+        elif options is None:
+            options = SessionOptions()
+        self._opened: Any = opened(self._model, options, providers, provider_options, self._further)
         self._take()
 
     def _take(self) -> None:
         """Take from what was built what `run` looks at."""
         built = self._opened
-        self._state = built.state
+        self._state: Any = built.state
         self._names = [arg.name for arg in built.inputs]
         self._count = len(self._names) if built.is_plain else -1
         self._outputs = [arg.name for arg in built.outputs]
@@ -133,7 +137,8 @@ class InferenceSession:
     ) -> list[Any]:
         """Run what does not come as last time."""
         self._require_inputs(input_feed)
-        return self._opened.run(list(output_names or self._outputs), input_feed, run_options)
+        names = list(output_names or self._outputs)
+        return self._opened.run(names, input_feed, run_options)  # type: ignore[no-any-return]
 
     def _require_inputs(self, input_feed: Mapping[str, Any]) -> None:
         missing = [
@@ -208,15 +213,15 @@ class InferenceSession:
 
     def get_inputs(self) -> list[Any]:
         """Return the inputs, in the model's order."""
-        return self._opened.inputs
+        return list(self._opened.inputs)
 
     def get_outputs(self) -> list[Any]:
         """Return the outputs, in the model's order."""
-        return self._opened.outputs
+        return list(self._opened.outputs)
 
     def get_overridable_initializers(self) -> list[Any]:
         """Return the initializers for which a run may give another value."""
-        return self._opened.overridable
+        return list(self._opened.overridable)
 
     def get_modelmeta(self) -> Any:
         """Return the header of the model's file."""
@@ -232,7 +237,7 @@ class InferenceSession:
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         """Return the options of each provider."""
-        return self._opened.providers
+        return dict(self._opened.providers)
 
     @property
     def runtime(self) -> Any:
@@ -264,3 +269,9 @@ class InferenceSession:
     ) -> None:
         """Build the model for other providers."""
         self._open(providers, provider_options)
+
+
+def _reads_config(further: Mapping[str, Any]) -> bool:
+    """Return whether a session's options are those in its model's file."""
+    asked = further.get("read_config_from_model", os.environ.get("ORT_LOAD_CONFIG_FROM_MODEL"))
+    return str(asked) == "1"
