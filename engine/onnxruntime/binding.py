@@ -77,7 +77,7 @@ class TensorBinding:
 
     def run(self, model: Any, names: Sequence[str]) -> None:
         """Run a model whose outputs have these names."""
-        tensors = [self._outputs.get(name) or Tensor() for name in names]
+        tensors = [self._outputs[name] if name in self._outputs else Tensor() for name in names]
         results = dict(zip(names, model.predict(self._inputs, tensors), strict=True))
         self._results = [results[name] for name in self._outputs]
 

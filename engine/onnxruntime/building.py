@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine import Model, ModelType
-from engine.errors import EngineError, InputError
+from engine import Context, Model, ModelType
+from engine.errors import EngineError, InputError, SettingError
 from engine.model.model import model_state
 from engine.onnxruntime import alone
 from engine.onnxruntime.arguments import ModelMetadata, node_arg
 from engine.onnxruntime.errors import made, translated
 from engine.onnxruntime.genuine import genuine
-from engine.onnxruntime.options import noted_of
+from engine.onnxruntime.options import Noted, noted_of
 from engine.onnxruntime.providers import CPU, TARGETS, Asked, asked
-from engine.onnxruntime.settings import context_of, sections_of
+from engine.onnxruntime.settings import Sections, context_of, sections_of
 from engine.onnxruntime.values import TensorValue, given
 from engine.tensor import Tensor
 from engine.tensor.values import arrays_in
@@ -85,7 +85,7 @@ class Opened:
             else:
                 return [arrays_in(results[self.places[name]]) for name in names]
         # What it takes and refuses, it does with its own leniency and in its own words.
-        feed = {name: _for_runtime(value) for name, value in feed.items()}
+        feed = {name: self._for_runtime(name, value) for name, value in feed.items()}
         return runtime.run(names, feed, run_options)  # type: ignore[no-any-return]
 
     def values(self, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
@@ -118,6 +118,15 @@ class Opened:
             converted[name] = value
         return converted
 
+    def _for_runtime(self, name: str, value: Any) -> Any:
+        """Return what onnxruntime takes of a value in a feed."""
+        if isinstance(value, TensorValue | Tensor):
+            value = given(value)
+            return value.get_data_to_numpy() if isinstance(value, Tensor) else value
+        if isinstance(value, int | float | np.generic) and name in self.signature.names:
+            return np.asarray(value, self.signature.dtypes[self.signature.names.index(name)])
+        return value
+
     def _arrays(self, feed: Mapping[str, Any]) -> list[Any] | None:
         """Return the arrays of a feed in the model's order, if it has nothing else in it."""
         signature = self.signature
@@ -130,11 +139,6 @@ class Opened:
                 return None
             values.append(value)
         return values
-
-
-def _for_runtime(value: Any) -> Any:
-    """Return what onnxruntime takes of a value in a feed."""
-    return given(value) if isinstance(value, TensorValue | Tensor) else value
 
 
 class Alone:
@@ -168,20 +172,15 @@ def opened(
     wanted = asked(providers, provider_options, noted.providers)
     if alone.is_ort_format(model, options):
         return _alone(model, options)
-    context = context_of(options, wanted)
-    sections = sections_of(options, wanted, further.get("disabled_optimizers") or ())
-    built = Model()
+    disabled = further.get("disabled_optimizers") or ()
+    sections = sections_of(options, wanted, disabled)
     try:
         source = model
         if noted.initializers or noted.files:
             from engine.onnxruntime.replaced import replaced  # rare
 
             source = replaced(model, noted)
-        if isinstance(source, bytes):
-            built.build_from_buffer(source, None, None, context, "", sections, cancel=noted.cancel)
-        else:
-            kind = ModelType.MINDIR
-            built.build_from_file(source, kind, context, "", sections, cancel=noted.cancel)
+        built = _built(source, context_of(options, wanted), sections, noted)
     except EngineError as error:
         if alone.is_sparse(error):
             return _alone(model, options)
@@ -189,6 +188,32 @@ def opened(
     if options.optimized_model_filepath:
         _write_optimized(model, options)
     return Opened(built, options, _running(built, wanted))
+
+
+def _built(model: str | bytes, context: Context, sections: Sections, noted: Noted) -> Model:
+    """Build a model, without the entries that nothing reads: onnxruntime takes any."""
+    built = Model()
+    try:
+        if isinstance(model, bytes):
+            built.build_from_buffer(model, None, None, context, "", sections, cancel=noted.cancel)
+        else:
+            kind = ModelType.MINDIR  # whatever it is
+            built.build_from_file(model, kind, context, "", sections, cancel=noted.cancel)
+    except SettingError as error:
+        unread = next((key for key in noted.entries if f" {key} {_UNREAD}" in str(error)), "")
+        if not unread:
+            raise
+        _tell_unread(unread, noted.entries[unread])
+        del sections["cpu_context"][unread]
+        return _built(model, context, sections, noted)
+    return built
+
+
+_UNREAD = "is no session configuration entry"
+
+
+def _tell_unread(key: str, text: str) -> None:
+    logging.getLogger("engine").warning("session option %s = %r has no effect", key, text)
 
 
 def _alone(model: str | bytes, options: Any) -> Alone:

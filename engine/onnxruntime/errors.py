@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.errors import Cancelled, EngineError, InputError, ModelError, ModelNotFound
+from engine.errors import (
+    Cancelled,
+    EngineError,
+    InputError,
+    ModelError,
+    ModelNotFound,
+    SettingError,
+)
 from engine.onnxruntime.genuine import native
 
 _CODES = {
@@ -60,10 +67,14 @@ def translated(error: EngineError) -> Exception:
         return made("InvalidArgument", text)
     if isinstance(error, Cancelled):
         return made("ModelLoadCanceled", text)
+    if isinstance(error, SettingError):
+        return made("InvalidArgument", text)
     if isinstance(error, ModelError):
-        is_unread = any(words in text for words in _UNREAD)
-        return made("InvalidProtobuf" if is_unread else "InvalidGraph", text)
+        is_read = _READ in text or not any(words in text for words in _UNREAD)
+        return made("InvalidGraph" if is_read else "InvalidProtobuf", text)
     return error
 
 
-_UNREAD = ("not a valid", "not an ONNX", "ends inside", "cut short", "is empty", "recognis")
+# What the core says of a file that it could read, and of others.
+_READ = "not a valid ONNX model"
+_UNREAD = ("damaged ONNX file", "expected a", "empty")

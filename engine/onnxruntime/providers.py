@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -50,9 +51,13 @@ def get_available_providers() -> list[str]:
     return [name for name, target in TARGETS.items() if is_there(target)]
 
 
-@functools.cache
 def is_there(target: str) -> bool:
     """Return whether a backend serves a target, with a device; looked for once a process."""
+    return _is_there(os.environ.get("ENGINE_TARGET") or target)
+
+
+@functools.cache
+def _is_there(target: str) -> bool:
     try:
         return record(find_target(target).backend).state is BackendState.READY
     except BackendError:

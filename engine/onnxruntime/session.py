@@ -108,6 +108,8 @@ class InferenceSession:
             places = [self._places[name] for name in output_names] if output_names else None
             del idle[lease]  # take the context that this thread used last
         except (AttributeError, KeyError):
+            lease = None
+        if lease is None:
             return self._run_otherwise(output_names, input_feed, run_options)
         try:
             try:

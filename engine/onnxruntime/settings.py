@@ -83,11 +83,12 @@ def sections_of(options: Any, asked: Asked, disabled: Any = ()) -> Sections:
 
 def _of_cpu(options: Any, disabled: Any) -> dict[str, str]:
     noted = noted_of(options)
-    own = {
-        key: text
-        for key, text in noted.entries.items()
-        if key.startswith(_ENTRIES) and key not in _OURS
-    }
+    own = {}
+    for key, text in noted.entries.items():
+        if key.startswith(_ENTRIES) and key not in _OURS:
+            own[key] = text
+        elif not key.startswith(_ENTRIES):
+            logging.getLogger("engine").warning("session option %s = %r has no effect", key, text)
     if disabled:
         key = "optimization.disable_specified_optimizers"
         own[key] = ";".join([*filter(None, [own.get(key)]), *map(str, disabled)])

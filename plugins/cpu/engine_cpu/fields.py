@@ -38,15 +38,27 @@ def _log_id(settings: ort.SessionOptions, text: str) -> None:
     settings.logid = text
 
 
-def _choice(
-    field: str, choices: Mapping[str, str], settings: ort.SessionOptions, text: str
-) -> None:
+def _mode(settings: ort.SessionOptions, text: str) -> None:
     from engine_cpu.runtime import ort
 
-    kind, _, name = choices.get(text.lower(), "").partition(".")
-    if not name:
+    mode = _one_of({"sequential": "ORT_SEQUENTIAL", "parallel": "ORT_PARALLEL"}, text)
+    settings.execution_mode = getattr(ort.ExecutionMode, mode)
+    if mode == "ORT_PARALLEL" and settings.inter_op_num_threads == 1:
+        settings.inter_op_num_threads = 0  # of one thread ONNX Runtime makes the other mode
+
+
+def _order(settings: ort.SessionOptions, text: str) -> None:
+    from engine_cpu.runtime import ort
+
+    names = ("default", "priority_based", "memory_efficient")
+    order = _one_of({name: name.upper() for name in names}, text)
+    settings.execution_order = getattr(ort.ExecutionOrder, order)
+
+
+def _one_of(choices: Mapping[str, str], text: str) -> str:
+    if text.lower() not in choices:
         raise ValueError(f"expected one of {', '.join(choices)}, got {text!r}")
-    setattr(settings, field, getattr(getattr(ort, kind), name))
+    return choices[text.lower()]
 
 
 def _profile(settings: ort.SessionOptions, text: str) -> None:
@@ -82,23 +94,8 @@ FIELDS: Mapping[str, Callable[[ort.SessionOptions, str], None]] = {
     "session.enable_mem_pattern": partial(_flag, "enable_mem_pattern"),
     "session.enable_mem_reuse": partial(_flag, "enable_mem_reuse"),
     "session.enable_profiling": _profile,
-    "session.execution_mode": partial(
-        _choice,
-        "execution_mode",
-        {
-            "sequential": "ExecutionMode.ORT_SEQUENTIAL",
-            "parallel": "ExecutionMode.ORT_PARALLEL",
-        },
-    ),
-    "session.execution_order": partial(
-        _choice,
-        "execution_order",
-        {
-            "default": "ExecutionOrder.DEFAULT",
-            "priority_based": "ExecutionOrder.PRIORITY_BASED",
-            "memory_efficient": "ExecutionOrder.MEMORY_EFFICIENT",
-        },
-    ),
+    "session.execution_mode": _mode,
+    "session.execution_order": _order,
     "session.free_dimensions": _free_dimensions,
     "session.log_id": _log_id,
     "session.log_severity_level": partial(_number, "log_severity_level", -1, 4),
