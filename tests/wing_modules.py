@@ -1,7 +1,8 @@
 """The wings, as folders and modules of the engine: the core does without each of them."""
 
 WINGS = (
-    "cli", "convert", "distributed", "layouts", "report", "serving", "sharding", "workers",
+    "cli", "convert", "distributed", "layouts", "onnxruntime", "report", "serving", "sharding",
+    "workers",
     "backends.isolation", "model.group", "model.group_forms", "plan.in_place", "plan.mixed",
     "plan.dataflow", "plan.segments", "plan.several_devices", "plan.steps", "plan.workspace",
     "runtime.asked", "weights.shared", "formats.adapter_names", "formats.encryption",

@@ -98,7 +98,7 @@ def engine_backend() -> BackendInfo:
 @hookimpl
 def engine_devices() -> Devices:
     try:
-        import onnxruntime
+        from engine_cpu.runtime import ort as onnxruntime
 
         providers, version = onnxruntime.get_available_providers(), onnxruntime.__version__
     except Exception as error:  # a folder that an uninstall has left imports, and has nothing in it
@@ -121,7 +121,7 @@ def engine_diagnose() -> Sequence[Check]:
     devices = engine_devices()
     if not devices.found:
         return (Check("onnxruntime", ok=False, detail=devices.reason, fix=devices.fix),)
-    import onnxruntime
+    from engine_cpu.runtime import ort as onnxruntime
 
     folder = os.path.dirname(onnxruntime.__file__)
     return (Check("onnxruntime", ok=True, detail=f"{onnxruntime.__version__} in {folder}"),)

@@ -11,7 +11,8 @@ from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime as ort
+
+from engine_cpu.runtime import ort
 
 if TYPE_CHECKING:
     from engine_cpu.layout import Array, Layout

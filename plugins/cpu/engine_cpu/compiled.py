@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import CompiledFormError
 from engine.options import is_declared
 from engine.types import CompileOptions, GraphInfo, NodeState
+from engine_cpu.fields import is_of_run
 from engine_cpu.mapped import Named
 from engine_cpu.options import RUN_OPTIONS, measures_rewrites, rewrites_mode
 from engine_cpu.rewrites import key as rewrites_key
 
 if TYPE_CHECKING:
-    import onnxruntime as ort
-
     from engine_cpu.node_states import NodeStates
+    from engine_cpu.runtime import ort
 
 GRAPH, WEIGHTS, RECORD = "model.onnx", "weights.bin", "record.json"
 RANKS = "ranks.onnx"
@@ -167,10 +167,14 @@ def discard(folder: Path) -> None:
 
 def compiled_key(options: CompileOptions, plugin_version: str) -> dict[str, str]:
     """Return what the graph file and the packing depend on beside the model."""
-    import onnxruntime
+    from engine_cpu.runtime import ort as onnxruntime
 
     settings: Mapping[str, str] = options.options
-    given = {key: value for key, value in settings.items() if not is_declared(key, RUN_OPTIONS)}
+    given = {
+        key: value
+        for key, value in settings.items()
+        if not (is_declared(key, RUN_OPTIONS) or is_of_run(key))
+    }
     given.setdefault("graph_optimization", "all")
     given.pop("rewrites", None)  # its patterns are below
     given.pop("measure_rewrites", None)

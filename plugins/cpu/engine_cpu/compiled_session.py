@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnxruntime as ort
-
 from engine.errors import CompiledFormError, ModelError
 from engine.host.interrupts import raised_by_handler
 from engine.host.memory import trim
@@ -24,6 +22,7 @@ from engine_cpu.compiled import (
 )
 from engine_cpu.options import session_options
 from engine_cpu.prepared import Prepared
+from engine_cpu.runtime import ort
 from engine_cpu.session import (
     CpuModel,
     give_files,

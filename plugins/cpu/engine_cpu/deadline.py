@@ -8,11 +8,10 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-import onnxruntime as ort
-
 from engine.errors import DeadlineExceeded, EngineError
 from engine.host import deadlines
 from engine.host.interrupts import raised_by_handler
+from engine_cpu.runtime import ort
 
 
 class Deadline:

@@ -10,20 +10,14 @@ import functools
 import mmap
 from pathlib import Path
 
-import onnxruntime as ort
+from engine_cpu.runtime import ort
 
 # Entries that carry a session's other settings elsewhere, and have no effect here: what has.
 _SETTINGS = {
     "session.enable_cpu_mem_arena": "memory_arena",
-    "session.enable_mem_pattern": "memory_arena",
-    "session.enable_profiling": "",
-    "session.execution_mode": "inter_op_parallel_num of the context",
     "session.graph_optimization_level": "graph_optimization",
     "session.inter_op_num_threads": "inter_op_parallel_num of the context",
     "session.intra_op_num_threads": "thread_num of the context",
-    "session.log_id": "",
-    "session.log_severity_level": "",
-    "session.log_verbosity_level": "",
     "session.optimized_model_filepath": "the compile cache",
     "session.use_deterministic_compute": "deterministic",
     "session.use_per_session_threads": "thread_pool",
@@ -34,9 +28,9 @@ _WORD = 16  # compilers may keep a long constant in words, the last of them apar
 def check(key: str) -> None:
     """Raise ValueError for a key that this ONNX Runtime does not read."""
     if key in _SETTINGS:
-        other = _SETTINGS[key]
-        instead = f"; set {other} instead" if other else ", nor has this backend an option for it"
-        raise ValueError(f"[cpu_context] {key} has no effect on a session{instead}")
+        raise ValueError(
+            f"[cpu_context] {key} has no effect on a session; set {_SETTINGS[key]} instead"
+        )
     if not _is_known(key):
         raise ValueError(
             f"[cpu_context] {key} is no session configuration entry that onnxruntime "

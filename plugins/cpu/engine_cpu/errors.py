@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from itertools import islice
 
-import onnxruntime as ort
-
 from engine.errors import EngineError, InputError, ModelError
+from engine_cpu.runtime import ort
 
 # Its words where a result has another shape than the buffer bound for it.
 _BUFFER_REFUSED = ("output OrtValue provided", "OrtValue shape verification failed")

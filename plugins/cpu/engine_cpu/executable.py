@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from engine_cpu.mapped import MappedWeights
     from engine_cpu.node_states import NodeStates, OptimisedGraph
     from engine_cpu.rewrites import Pattern
+    from engine_cpu.runtime import ort
 
 
 def compile_model(loaded: CpuModel, options: CompileOptions) -> CpuExecutable:
@@ -77,6 +78,11 @@ class CpuExecutable:
             from engine_cpu.ranks import checked
 
             self._context = checked(self._context, loaded.ranks)
+
+    @property
+    def session(self) -> ort.InferenceSession | None:
+        """ONNX Runtime's session, for what the contract has no words for; None after close."""
+        return self._session
 
     def open_context(self) -> CpuContext:
         """Open a context of its own for one thread at a time; cheap."""

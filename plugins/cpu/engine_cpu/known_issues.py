@@ -186,7 +186,7 @@ CHECKS_ZERO = (1, 31)
 @functools.cache
 def version() -> tuple[int, ...]:
     """Return ONNX Runtime's, as far as behaviour depends on it."""
-    import onnxruntime
+    from engine_cpu.runtime import ort as onnxruntime
 
     return tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from engine.options import parsed
 from engine.types import CompileOptions, Option, Threads
+from engine_cpu.fields import FIELDS
 from engine_cpu.rewrites import EXACT, MODES, OFF
 from engine_cpu.spin import spin_us as default_spin_us
 
 if TYPE_CHECKING:
-    import onnxruntime as ort
+    from engine_cpu.runtime import ort
 
 _SECTION = "[cpu_context]"
 _ENTRIES = "ONNX Runtime's own session configuration entries: see its header of config keys"
@@ -26,6 +27,7 @@ _LEVELS = {
     "none": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",
     "extended": "ORT_ENABLE_EXTENDED",
+    "layout": "ORT_ENABLE_LAYOUT",
     "all": "ORT_ENABLE_ALL",
 }
 
@@ -114,9 +116,8 @@ _OF_OWN_THREADS = ("spin_us", "session.intra_op", "session.inter_op", "session.d
 
 def session_options(options: CompileOptions) -> ort.SessionOptions:
     """Return ONNX Runtime's options for `options`; ValueError for an unknown key or value."""
-    import onnxruntime as ort
-
     from engine_cpu import thread_pool
+    from engine_cpu.runtime import ort
 
     settings = _settings(options)
     if options.provider not in ("", "onnxruntime"):
@@ -149,7 +150,10 @@ def session_options(options: CompileOptions) -> ort.SessionOptions:
         _check_raw(raw, options.options)
     for key, value in {**_entries(options, settings), **raw}.items():
         try:
-            result.add_session_config_entry(key, value)
+            if key in FIELDS:
+                FIELDS[key](result, value)
+            else:
+                result.add_session_config_entry(key, value)
         except Exception as error:  # ONNX Runtime's own, without a common base
             raise ValueError(f"{_SECTION} {key} = {value!r}: {error}") from error
     return result
@@ -208,7 +212,8 @@ def _check_raw(raw: Mapping[str, str], given: Mapping[str, str]) -> None:
     from engine_cpu import entries  # rare
 
     for key in raw:
-        entries.check(key)
+        if key not in FIELDS:
+            entries.check(key)
     for name, keys in _ENTRIES_OF.items():
         both = [key for key in keys if key in raw]
         if both and given.get(name, "").strip():

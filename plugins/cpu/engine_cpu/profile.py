@@ -16,9 +16,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import onnxruntime as ort
-
 from engine.types import GraphInfo, KernelTime
+from engine_cpu.runtime import ort
 
 if TYPE_CHECKING:
     from engine_cpu.node_states import OptimisedGraph

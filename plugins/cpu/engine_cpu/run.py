@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime as ort
 
 from engine.errors import Cancelled, InputError
 from engine.host.imports import ready
@@ -24,6 +23,7 @@ from engine.host.interrupts import raised_by_handler
 from engine.types import TensorSpec, Values
 from engine_cpu import shutdown
 from engine_cpu.layout import Array, Layout
+from engine_cpu.runtime import ort
 
 if TYPE_CHECKING:
     from engine_cpu.bound import Bound, Staged

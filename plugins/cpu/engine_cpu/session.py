@@ -10,8 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import onnxruntime as ort
-
 from engine.errors import ModelError
 from engine.host.interrupts import pass_interrupt, raised_by_handler
 from engine.model_bytes import folds_too_much
@@ -23,6 +21,7 @@ from engine.types import (
 )
 from engine_cpu import thread_pool
 from engine_cpu.prepared import DISABLED, Prepared
+from engine_cpu.runtime import ort
 
 if TYPE_CHECKING:
     from engine_cpu.compiled import CompiledForm

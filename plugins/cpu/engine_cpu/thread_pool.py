@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 
-import onnxruntime as ort
+from engine_cpu.runtime import ort
 
 _REFUSED = "use_per_session_threads must be false"
 

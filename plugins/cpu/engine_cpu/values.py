@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from engine.types import DType, TensorSpec, ValueKind
 from engine_cpu.layout import PLAIN, Array, Layout
 from engine_cpu.run import CpuContext
+from engine_cpu.runtime import ort
 
 # Where a value must be of a type that ONNX Runtime gives arrays of: one that holds it exactly.
 CARRIERS = {

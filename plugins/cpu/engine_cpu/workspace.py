@@ -18,7 +18,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-import onnxruntime as ort
+from engine_cpu.runtime import ort
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

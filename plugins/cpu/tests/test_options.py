@@ -278,10 +278,45 @@ def test_onnxruntimes_own_entries_are_taken(key: str) -> None:
     [
         ("session.intra_op.alow_spinning", "no session configuration entry that onnxruntime"),
         ("optimization.everything", "no session configuration entry that onnxruntime"),
-        ("session.enable_profiling", "has no effect on a session, nor has this backend an option"),
         ("session.intra_op_num_threads", "no effect on a session; set thread_num of the context"),
     ],
 )
 def test_entries_that_would_do_nothing_are_refused(key: str, message: str) -> None:
     with pytest.raises(ValueError, match=rf"\[cpu_context\] {key} .*{message}"):
         options(**{key: "1"})
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "field", "value"),
+    [
+        ("enable_mem_pattern", "off", "enable_mem_pattern", False),
+        ("enable_mem_reuse", "0", "enable_mem_reuse", False),
+        ("log_id", "mine", "logid", "mine"),
+        ("log_severity_level", "3", "log_severity_level", 3),
+        ("log_verbosity_level", "2", "log_verbosity_level", 2),
+        ("execution_mode", "parallel", "execution_mode", ort.ExecutionMode.ORT_PARALLEL),
+        ("enable_profiling", "here", "profile_file_prefix", "here"),
+    ],
+)
+def test_an_entry_sets_the_field_of_its_name(
+    key: str, text: str, field: str, value: object
+) -> None:
+    assert getattr(options(**{f"session.{key}": text}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "message"),
+    [
+        ("enable_mem_pattern", "perhaps", "expected true or false, got 'perhaps'"),
+        ("log_severity_level", "5", r"expected a number in -1\.\.4, got '5'"),
+        ("log_severity_level", "high", r"expected a number in -1\.\.4, got 'high'"),
+        ("execution_mode", "both", "expected one of sequential, parallel, got 'both'"),
+        ("custom_ops_libraries", "lib.so", "expected JSON, got 'lib.so'"),
+        ("custom_ops_libraries", "{}", "expected a JSON list, got '{}'"),
+        ("custom_ops_libraries", '["no_such_library.so"]', "no_such_library.so"),
+        ("free_dimensions", "3", "expected a JSON dict, got '3'"),
+    ],
+)
+def test_a_field_that_cannot_have_a_value_says_so(key: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"\[cpu_context\] session\.{key} = .*{message}"):
+        options(**{f"session.{key}": text})

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 import onnx
-import onnxruntime as ort
 from onnx import TensorProto, defs, helper
 
 from engine_cpu.prepare.kind import Kind, attribute, element
 from engine_cpu.prepare.trial import take
+from engine_cpu.runtime import ort
 
 # Of ONNX's own operators, ONNX Runtime promises kernels from this version on.
 OLDEST = 7

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-import onnxruntime as ort
-
 from engine.host.interrupts import pass_interrupt
 from engine_cpu import thread_pool
 from engine_cpu.errors import unknown_operator
+from engine_cpu.runtime import ort
 
 
 class Trial(NamedTuple):

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import onnxruntime as ort
-
 from engine.types import CompileOptions, ModelSource
 from engine_cpu.compiled import processor_features
 from engine_cpu.options import measures_rewrites, rewrites_mode
@@ -20,6 +18,7 @@ from engine_cpu.prepared import NOTHING, Prepared
 from engine_cpu.rewrites import Pattern, candidates, key_of
 from engine_cpu.rewrites.apply import rewrite
 from engine_cpu.rewrites.measured import METHOD, Trial, Verdict, verdict_key, verdict_of
+from engine_cpu.runtime import ort
 
 
 class Choice(NamedTuple):

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 
 from engine.host.interrupts import pass_interrupt
 from engine.types import CompileOptions, ModelSource, Threads
@@ -30,6 +29,7 @@ from engine_cpu import thread_pool
 from engine_cpu.options import RUN_OPTIONS, session_options
 from engine_cpu.prepared import NOTHING, Prepared
 from engine_cpu.rewrites.sample import samples
+from engine_cpu.runtime import ort
 from engine_cpu.session import give_files, graph_of, session_of
 from engine_cpu.tensors import Array
 

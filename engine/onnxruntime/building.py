@@ -1,0 +1,246 @@
+"""From a file, options and providers to a model that is built."""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine import Context, Model, ModelType
+from engine.errors import EngineError, InputError, SettingError
+from engine.model.model import model_state
+from engine.onnxruntime import alone
+from engine.onnxruntime.arguments import ModelMetadata, node_arg
+from engine.onnxruntime.errors import made, translated
+from engine.onnxruntime.genuine import genuine
+from engine.onnxruntime.options import Noted, noted_of
+from engine.onnxruntime.providers import CPU, TARGETS, Asked, asked
+from engine.onnxruntime.settings import Sections, context_of, sections_of
+from engine.onnxruntime.values import TensorValue, given
+from engine.tensor import Tensor
+from engine.tensor.values import arrays_in
+from engine.types import ValueKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from engine.onnxruntime.binding import TensorBinding
+
+
+class Opened:
+    """A session's model, with what onnxruntime would say of it.
+
+    options: the session's. providers: those that run it, each with its options.
+    """
+
+    def __init__(self, model: Model, options: Any, providers: Asked) -> None:
+        self.model = model
+        self.state = model_state(model)
+        self.options = options
+        self.providers = providers
+        self.signature = self.state.require_built().signature
+        self.is_plain = self.signature.is_plain
+        self.places = {spec.name: place for place, spec in enumerate(self.signature.outputs)}
+        runtime = self.runtime
+        if runtime is None:
+            self.inputs = [node_arg(spec) for spec in self.signature.inputs]
+            self.outputs = [node_arg(spec) for spec in self.signature.outputs]
+            self.overridable: list[Any] = []
+        else:
+            self.inputs, self.outputs = runtime.get_inputs(), runtime.get_outputs()
+            self.overridable = runtime.get_overridable_initializers()
+
+    @property
+    def runtime(self) -> Any:
+        """The session of onnxruntime that runs all of the model; None where there is none.
+
+        Asked for anew each time: the model may have been opened from the compile cache since.
+        """
+        if genuine is None:
+            return None
+        found = getattr(self.state.require_built().plan.executable, "session", None)
+        return found if isinstance(found, genuine.InferenceSession) else None
+
+    @cached_property
+    def metadata(self) -> Any:
+        """The header of the model's file."""
+        runtime = self.runtime
+        return ModelMetadata(self.model.metadata) if runtime is None else runtime.get_modelmeta()
+
+    def run(self, names: list[str], feed: Mapping[str, Any], run_options: Any) -> list[Any]:
+        """Run the model; see InferenceSession.run."""
+        runtime = self.runtime
+        if runtime is None:
+            return [arrays_in(value) for value in self.values(names, self._converted(feed))]
+        arrays = self._arrays(feed) if run_options is None and self.is_plain else None
+        if arrays is not None and all(name in self.places for name in names):
+            try:
+                results = self.model.predict(arrays)
+            except InputError:
+                pass
+            except EngineError as error:
+                raise translated(error) from None
+            else:
+                return [arrays_in(results[self.places[name]]) for name in names]
+        # What it takes and refuses, it does with its own leniency and in its own words.
+        feed = {name: self._for_runtime(name, value) for name, value in feed.items()}
+        return runtime.run(names, feed, run_options)  # type: ignore[no-any-return]
+
+    def values(self, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
+        """Run the model as the engine does; return its Tensors and lists."""
+        for name in names:
+            if name not in self.places:
+                raise made("InvalidArgument", f"Invalid output name: {name}")
+        try:
+            results = self.model.predict(dict(feed))
+        except EngineError as error:
+            raise translated(error) from None
+        return [results[self.places[name]] for name in names]
+
+    def bound(self, binding: TensorBinding) -> None:
+        """Run on what is bound."""
+        try:
+            binding.run(self.model, [spec.name for spec in self.signature.outputs])
+        except EngineError as error:
+            raise translated(error) from None
+
+    def _converted(self, feed: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a feed with arrays for lists and numbers, of the type that is declared."""
+        specs = {spec.name: spec for spec in self.signature.inputs}
+        converted = {}
+        for name, value in feed.items():
+            value, spec = given(value), specs.get(name)
+            is_tensor = spec is not None and spec.kind is ValueKind.TENSOR
+            if is_tensor and isinstance(value, list | tuple | int | float | str | np.generic):
+                value = np.asarray(value, spec.dtype.numpy)  # type: ignore[union-attr]
+            converted[name] = value
+        return converted
+
+    def _for_runtime(self, name: str, value: Any) -> Any:
+        """Return what onnxruntime takes of a value in a feed."""
+        if isinstance(value, TensorValue | Tensor):
+            value = given(value)
+            return value.get_data_to_numpy() if isinstance(value, Tensor) else value
+        if isinstance(value, int | float | np.generic) and name in self.signature.names:
+            return np.asarray(value, self.signature.dtypes[self.signature.names.index(name)])
+        return value
+
+    def _arrays(self, feed: Mapping[str, Any]) -> list[Any] | None:
+        """Return the arrays of a feed in the model's order, if it has nothing else in it."""
+        signature = self.signature
+        if len(feed) != len(signature.names):
+            return None
+        values = []
+        for name, dtype in zip(signature.names, signature.dtypes):
+            value = feed.get(name)
+            if type(value) is not np.ndarray or value.dtype != dtype or dtype.hasobject:
+                return None
+            values.append(value)
+        return values
+
+
+class Alone:
+    """A session's model that onnxruntime alone runs; see `alone`."""
+
+    is_plain = False
+    state = None
+
+    def __init__(self, runtime: Any, options: Any) -> None:
+        self.runtime = runtime
+        self.options = options
+        self.providers: Asked = runtime.get_provider_options()
+        self.inputs, self.outputs = runtime.get_inputs(), runtime.get_outputs()
+        self.overridable = runtime.get_overridable_initializers()
+        self.metadata = runtime.get_modelmeta()
+
+    def run(self, names: list[str], feed: Mapping[str, Any], run_options: Any) -> list[Any]:
+        """Run the model; see InferenceSession.run."""
+        return self.runtime.run(names, feed, run_options)  # type: ignore[no-any-return]
+
+
+def opened(
+    model: str | bytes,
+    options: Any,
+    providers: Any,
+    provider_options: Any,
+    further: Mapping[str, Any],
+) -> Opened | Alone:
+    """Build a model. Raises onnxruntime's exceptions."""
+    noted = noted_of(options)
+    wanted = asked(providers, provider_options, noted.providers)
+    if alone.is_ort_format(model, options):
+        return _alone(model, options)
+    disabled = further.get("disabled_optimizers") or ()
+    sections = sections_of(options, wanted, disabled)
+    try:
+        source = model
+        if noted.initializers or noted.files:
+            from engine.onnxruntime.replaced import replaced  # rare
+
+            source = replaced(model, noted)
+        built = _built(source, context_of(options, wanted), sections, noted)
+    except EngineError as error:
+        if alone.is_sparse(error):
+            return _alone(model, options)
+        raise translated(error) from error
+    if options.optimized_model_filepath:
+        _write_optimized(model, options)
+    return Opened(built, options, _running(built, wanted))
+
+
+def _built(model: str | bytes, context: Context, sections: Sections, noted: Noted) -> Model:
+    """Build a model, without the entries that nothing reads: onnxruntime takes any."""
+    built = Model()
+    try:
+        if isinstance(model, bytes):
+            built.build_from_buffer(model, None, None, context, "", sections, cancel=noted.cancel)
+        else:
+            kind = ModelType.MINDIR  # whatever it is
+            built.build_from_file(model, kind, context, "", sections, cancel=noted.cancel)
+    except SettingError as error:
+        unread = next((key for key in noted.entries if f" {key} {_UNREAD}" in str(error)), "")
+        if not unread:
+            raise
+        _tell_unread(unread, noted.entries[unread])
+        del sections["cpu_context"][unread]
+        return _built(model, context, sections, noted)
+    return built
+
+
+_UNREAD = "is no session configuration entry"
+
+
+def _tell_unread(key: str, text: str) -> None:
+    logging.getLogger("engine").warning("session option %s = %r has no effect", key, text)
+
+
+def _alone(model: str | bytes, options: Any) -> Alone:
+    text = (
+        "a model of ORT's own format, or with sparse inputs or outputs: onnxruntime alone runs it"
+    )
+    logging.getLogger("engine").info("%s", text)
+    return Alone(alone.session(model, options), options)
+
+
+def _write_optimized(model: str | bytes, options: Any) -> None:
+    """Have onnxruntime write its optimised graph, by a session made for that."""
+    if genuine is None:
+        path = options.optimized_model_filepath
+        text = "optimized_model_filepath = %r has no effect: only onnxruntime writes its graph"
+        logging.getLogger("engine").warning(text, path)
+        return
+    is_profiled = options.enable_profiling
+    options.enable_profiling = False
+    try:
+        alone.session(model, options)
+    finally:
+        options.enable_profiling = is_profiled
+
+
+def _running(model: Model, wanted: Asked) -> Asked:
+    """Return the providers whose target runs some of the model; the CPU is always one."""
+    plan = model_state(model).require_built().plan
+    types = {device.type for _, device in plan.parts} | {plan.device.type}
+    return {name: given for name, given in wanted.items() if name == CPU or TARGETS[name] in types}

@@ -1,0 +1,1 @@
+"""onnxruntime.capi: its modules, as names that programs import."""
