@@ -44,7 +44,8 @@ def classified(values: Array, output: Output, labels: Sequence[str] = ()) -> Arr
     keys = rows if rows.dtype.kind in "iub" else rows.astype(np.float64)
     texts = np.empty((len(rows), count), object)
     for row, key in enumerate(keys):
-        order = np.argsort(-key if key.dtype.kind == "f" else ~key, kind="stable")[:count]
+        falling: Array = -key if key.dtype.kind == "f" else np.invert(key)
+        order = np.argsort(falling, kind="stable")[:count]
         for place, index in enumerate(order.tolist()):
             text = f"{_text(rows[row, index])}:{index}"
             texts[row, place] = f"{text}:{labels[index]}" if index < len(labels) else text

@@ -57,7 +57,7 @@ def _aligned(chunks: list[bytes], total: int, header_length: int) -> memoryview:
     """Return chunks as one, so that what follows the header begins at a multiple of 64 bytes."""
     memory = np.empty(total + 2 * _ALIGNED, np.uint8)
     begin = -(memory.ctypes.data + header_length) % _ALIGNED
-    body = memoryview(memory)[begin : begin + total]
+    body = memory.data[begin : begin + total]
     at = 0
     for chunk in chunks:
         body[at : at + len(chunk)] = chunk

@@ -9,20 +9,31 @@ from typing import Any
 
 import engine
 from engine.errors import ModelError, SettingError
+from engine.types import CancelToken
 from engine_serve.config_file import config_type
 from engine_serve.loaded import LoadedModel
 from engine_serve.repository import Build
 
 _log = logging.getLogger("engine_serve")
-_QUEUE = 1000
 
 
-def builder(target: Sequence[str]) -> Build:
-    """Return what builds models for a target."""
+def builder(
+    target: Sequence[str],
+    config_path: str = "",
+    queue_limit: int = 1000,
+    cancel: CancelToken | None = None,
+) -> Build:
+    """Return what builds models for a target.
+
+    config_path: of a configuration file of the engine. queue_limit: where a model's own
+    configuration says none. cancel: ends a build that runs.
+    """
 
     def build(name: str, version: str, path: Path, config: Any) -> LoadedModel:
         context = engine.Context()
         context.target = [*target]
+        if config_path:
+            context.parallel.config_path = config_path
         context.parallel.workers_num = sum(group.count or 1 for group in config.instance_group)
         context.parallel.device_ids = [
             number for group in config.instance_group for number in group.gpus
@@ -31,8 +42,9 @@ def builder(target: Sequence[str]) -> Build:
         queue = batching.default_queue_policy
         options: dict[str, Any] = {
             "context": context,
-            "queue_limit": queue.max_queue_size or _QUEUE,
+            "queue_limit": queue.max_queue_size or queue_limit,
             "max_batch_size": _shared(config),
+            "cancel": cancel,
         }
         if batching.max_queue_delay_microseconds:
             options["max_delay_us"] = batching.max_queue_delay_microseconds

@@ -48,7 +48,7 @@ class Source:
         chosen = _chosen(sorted(folders), config.version_policy, self.name)
         if not chosen:
             raise ModelNotFound(
-                f"{self.path}: has no version; expected folders named 1, 2, ... with a model in each",
+                f"{self.path}: has no version; expected folders 1, 2, ... with a model in each",
                 str(self.path),
             )
         return {str(number): _file(folders[number], config) for number in chosen}
@@ -73,7 +73,7 @@ def _file(folder: Path, config: Any) -> Path:
     if name := config.default_model_filename:
         if Path(name).name != name:
             raise SettingError(f"default_model_filename must be a file's name, got {name!r}")
-        return folder / name
+        return folder / str(name)
     found = [path for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES]
     named = [path for path in found if path.stem == "model"] or found
     if len(named) != 1:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from engine_serve.errors import RequestError
 from engine_serve.request import Inference
 from engine_serve.tensors import Array
 
-_SHORT_S = 300e-6  # a run of less holds up the event loop no longer than handing it over would
+_SHORT_S = 600e-6  # of a run in another thread: two thirds of that is the way there and back
 _LONG_S = 1e-3
 _MOST_SHAPES = 1000
 
@@ -81,45 +81,20 @@ class LoadedModel:
         self.labels: dict[str, list[str]] = {}
         self.own = Own()
         facts = engine.inspect(str(path))
-        self.inputs = {spec.name: TensorMetadata.of(spec) for spec in facts.inputs}
-        self.outputs = {spec.name: TensorMetadata.of(spec) for spec in facts.outputs}
+        self.inputs = {spec.name: TensorMetadata.of(spec) for spec in facts.inputs or ()}
+        self.outputs = {spec.name: TensorMetadata.of(spec) for spec in facts.outputs or ()}
         self.platform = f"{facts.format}_{facts.format}v1" if facts.format else "engine"
         self.runner = engine.ModelParallelRunner()
         self.runner.build_from_file(str(path), when_full="raise", **options)
         self._is_sharing = not self.runner.statistics().batching.startswith("off")
         self._short: set[object] = set()
 
-    async def infer(
-        self, inference: Inference, cancel: CancelToken | None = None
-    ) -> dict[str, Array]:
-        """Return the outputs of a request, by name. Raises what the runner raises.
+    def checked(self, inference: Inference) -> dict[str, Array]:
+        """Return inputs of the model's names and types; the core checks their shapes.
 
-        A run that is known to be short runs here, in the event loop: that takes less time than
-        to hand it to another thread. So does no run that others may share.
+        Raises RequestError.
         """
-        inputs = self._checked(inference.inputs)
-        shapes = tuple([value.shape for value in inputs.values()])
-        is_plain = inference.timeout_s is None and not inference.priority
-        begin_s = time.perf_counter()
-        if is_plain and shapes in self._short:
-            results = self.runner.predict(inputs)
-            if time.perf_counter() - begin_s > _LONG_S:
-                self._short.discard(shapes)
-        else:
-            results = await self.runner.predict_async(
-                inputs,
-                timeout_s=inference.timeout_s,
-                cancel=cancel,
-                priority=inference.priority,
-                request_id=inference.id[:128] if inference.id.isprintable() else "",
-            )
-            if not self._is_sharing and time.perf_counter() - begin_s < 2 * _SHORT_S:
-                if len(self._short) < _MOST_SHAPES:
-                    self._short.add(shapes)
-        return {tensor.name: tensor.get_data_to_numpy() for tensor in results}
-
-    def _checked(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Return inputs of the model's names and types; the core checks their shapes."""
+        inputs = inference.inputs
         for name, value in inputs.items():
             wanted = self.inputs.get(name)
             if wanted is None:
@@ -129,28 +104,60 @@ class LoadedModel:
                     name,
                 )
             dtype = NUMPY.get(wanted.datatype)
-            if value.dtype == dtype:
+            if dtype is None or value.dtype == dtype:
                 continue
             if wanted.datatype.startswith("FP8") and value.dtype == np.uint8:
                 inputs[name] = value.view(dtype)  # as clients without the type send it
                 continue
             got = f"{of_array(value)}{list(value.shape)}"
             raise RequestError(f"input {name!r}: expected {wanted}, got {got}", name)
-        if len(inputs) < len(self.inputs):
-            missing = [name for name in self.inputs if name not in inputs]
-            raise RequestError(f"input {missing[0]!r}: expected {self.inputs[missing[0]]}, "
-                               "got none", missing[0])  # fmt: skip
+        for name, spec in self.inputs.items():
+            if name not in inputs:
+                raise RequestError(f"input {name!r}: expected {spec}, got none", name)
+        if self.max_batch_size and self.samples_of(inference) > self.max_batch_size:
+            raise RequestError(
+                f"model {self.name!r}: expected a batch of {self.max_batch_size} samples at most, "
+                f"got {self.samples_of(inference)}"
+            )
+        for output in inference.outputs or ():
+            if output.name not in self.outputs:
+                raise RequestError(
+                    f"model {self.name!r} has no output {output.name!r}; its outputs: "
+                    f"{', '.join(self.outputs)}",
+                    output.name,
+                )
         return inputs
 
-    def asked(self, names: Sequence[str]) -> None:
-        """Raise RequestError for an output that the model does not have."""
-        for name in names:
-            if name not in self.outputs:
-                raise RequestError(
-                    f"model {self.name!r} has no output {name!r}; its outputs: "
-                    f"{', '.join(self.outputs)}",
-                    name,
-                )
+    async def infer(
+        self, inference: Inference, inputs: dict[str, Array], cancel: CancelToken | None = None
+    ) -> dict[str, Array]:
+        """Return the outputs of a request, by name. Raises what the runner raises.
+
+        inputs: as `checked` returns them. A run that is known to be short runs here, in the event
+        loop: that takes less time than to hand it to another thread. A run that others may share
+        does not.
+        """
+        timeout_s = inference.timeout_s or self.default_timeout_s or None
+        is_plain = timeout_s is None and not inference.priority
+        shapes = tuple([value.shape for value in inputs.values()])
+        begin_s = perf_counter()
+        if is_plain and shapes in self._short:
+            results = self.runner.predict(inputs)
+            if perf_counter() - begin_s > _LONG_S:
+                self._short.discard(shapes)
+        else:
+            results = await self.runner.predict_async(
+                inputs,
+                timeout_s=timeout_s,
+                cancel=cancel,
+                priority=inference.priority,
+                request_id=inference.id if inference.id.isprintable() else "",
+            )
+            took_s = perf_counter() - begin_s
+            is_short = took_s < _SHORT_S and not self._is_sharing
+            if is_short and len(self._short) < _MOST_SHAPES:
+                self._short.add(shapes)
+        return {tensor.name: tensor.get_data_to_numpy() for tensor in results}
 
     def samples_of(self, inference: Inference) -> int:
         """Return how many samples a request has: the first axis of its first input."""

@@ -1,16 +1,19 @@
-"""Metrics for Prometheus, by the names that Triton's dashboards know. Read when they are asked for."""
+"""Metrics for Prometheus, by the names that Triton's dashboards know; read when asked for."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.samples import Sample
 
 from engine_serve.loaded import LoadedModel
 from engine_serve.repository import Repository
 
+_TOTAL = re.compile(rb"(?m)^(# (?:HELP|TYPE) nv_inference_\w+)_total ")
 _LABELS = ("model", "version")
 
 
@@ -26,7 +29,8 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        # prometheus_client ends the names of counters in _total; Triton's do not.
+        return _TOTAL.sub(rb"\1 ", generate_latest(self._registry))
 
     def describe(self) -> Iterator[Any]:
         """Return nothing: the names are those of `collect`."""
@@ -37,7 +41,6 @@ class Metrics:
         models = [(model, model.runner.statistics()) for model in self._repository.loaded()]
 
         def counter(name: str, text: str, value: Any) -> CounterMetricFamily:
-            # prometheus_client ends a counter's name in _total, which Triton's do not.
             family = CounterMetricFamily(name, text, labels=_LABELS)
             for model, counted in models:
                 family.samples.append(_sample(name, model, value(model, counted)))
@@ -114,8 +117,6 @@ class Metrics:
 
 
 def _sample(name: str, model: LoadedModel, value: float, **more: str) -> Any:
-    from prometheus_client.samples import Sample
-
     return Sample(name, {"model": model.name, "version": model.version, **more}, value)
 
 

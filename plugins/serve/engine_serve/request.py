@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from engine_serve.errors import RequestError
 from engine_serve.tensors import Array
@@ -105,5 +105,5 @@ def classes_of(parameters: Mapping[str, Any], name: str) -> int:
     return int(count)
 
 
-def _is_whole(value: object) -> bool:
+def _is_whole(value: object) -> TypeGuard[int]:
     return type(value) is int

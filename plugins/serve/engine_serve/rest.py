@@ -10,13 +10,13 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
-from time import perf_counter
 from typing import Any, TypeAlias
 
 from engine.types import CancelToken
 from engine_serve.addresses import addresses
 from engine_serve.body import ClientGone, Receive, Watch, read
 from engine_serve.errors import RequestError, status_of, text_of
+from engine_serve.inferring import infer
 from engine_serve.metrics import Metrics
 from engine_serve.rest_infer import answer_of, joined, request_of
 from engine_serve.service import Service
@@ -73,27 +73,19 @@ class Rest:
             elif key == b"content-encoding":
                 encoding = value.decode("latin-1")
         body = await read(receive, length, header_length or 0, encoding, self._most_bytes)
-        repository, regions = self._service.repository, self._service.regions
-        model = repository.borrow(name, version)
-        watch = None
+        regions, token = self._service.regions, CancelToken()
+        watch = Watch(receive, token)
         try:
-            begin_s = perf_counter()
-            try:
-                inference = request_of(body, header_length, model, regions)
-            except RequestError:
-                model.own.refused += 1
-                raise
-            input_s = perf_counter() - begin_s
-            token = CancelToken()
-            watch = Watch(receive, token)
-            results = await model.infer(inference, token)
-            begin_s = perf_counter()
-            json_length, parts = answer_of(inference, results, model, regions)
-            model.own.add(model.samples_of(inference), input_s, perf_counter() - begin_s)
+            json_length, parts = await infer(
+                self._service.repository,
+                name,
+                version,
+                lambda model: request_of(body, header_length, model, regions),
+                lambda inference, results, model: answer_of(inference, results, model, regions),
+                token,
+            )
         finally:
-            if watch is not None:
-                watch.end()
-            repository.give_back(model)
+            watch.end()
         kind = b"application/json" if json_length is None else b"application/octet-stream"
         headers = [(b"content-type", kind), (b"content-length", b"%d" % sum(map(len, parts)))]
         if json_length is not None:

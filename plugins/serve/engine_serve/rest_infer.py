@@ -37,7 +37,7 @@ def request_of(
         header_length = len(body)
     if header_length > len(body):
         raise RequestError(
-            f"Inference-Header-Content-Length is {header_length}, but the body has {len(body)} bytes"
+            f"Inference-Header-Content-Length is {header_length}, but the body is {len(body)} long"
         )
     if not header_length:
         return _raw(body, model)
@@ -82,7 +82,7 @@ def request_of(
     return Inference(
         request_id,
         inputs,
-        _outputs(head, all_binary, model),
+        _outputs(head, all_binary),
         timeout_of(parameters),
         priority_of(parameters, model.default_level),
         all_binary,
@@ -147,7 +147,7 @@ def _parameters(tensor: Mapping[str, Any], whose: str) -> dict[str, Any]:
     return found
 
 
-def _outputs(head: Mapping[str, Any], all_binary: bool, model: LoadedModel) -> list[Output] | None:
+def _outputs(head: Mapping[str, Any], all_binary: bool) -> list[Output] | None:
     if not head.get("outputs"):
         return None
     found = []
@@ -156,7 +156,6 @@ def _outputs(head: Mapping[str, Any], all_binary: bool, model: LoadedModel) -> l
         own = _parameters(tensor, f"output {name!r}")
         is_binary = own.get("binary_data", all_binary) is True
         found.append(Output(name, classes_of(own, name), is_binary, place_of(own, name)))
-    model.asked([output.name for output in found])
     return found
 
 

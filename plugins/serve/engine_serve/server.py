@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 
+import grpc
 import uvicorn
 import uvloop
 
@@ -18,6 +20,7 @@ from engine_serve.http_limits import limited
 from engine_serve.metrics import Metrics
 from engine_serve.repository import Repository
 from engine_serve.rest import Rest
+from engine_serve.rpc import Rpc
 from engine_serve.service import Service
 from engine_serve.shared_memory import Regions
 
@@ -28,15 +31,16 @@ _log = logging.getLogger("engine_serve")
 class Settings:
     """How to serve. A port of 0 is one that is free, None is none.
 
-    most_bytes: of a request. header_s: for a request's headers to come. connections: of REST at
-    once. drain_s: for requests that run when the server ends. certificate, key: PEM files.
+    most_bytes: of a request. read_s: for a request's headers, and for each next part of its body.
+    connections: of REST at once. drain_s: for requests that run when the server ends.
+    certificate, key: PEM files.
     """
 
     host: str = "127.0.0.1"
     http_port: int | None = 8000
     grpc_port: int | None = 8001
     most_bytes: int = 64 << 20
-    header_s: float = 10.0
+    read_s: float = 10.0
     connections: int = 1000
     drain_s: float = 30.0
     token: str = ""
@@ -60,6 +64,15 @@ class Server:
         self._begun: Future[None] = Future()
         self._ended: Future[None] = Future()
         self._stop: Callable[[], None] = lambda: None
+
+    def __str__(self) -> str:
+        kind, host = "s" * bool(self._settings.certificate), _bracketed(self._settings.host)
+        parts = []
+        if self.http_port:
+            parts.append(f"REST at http{kind}://{host}:{self.http_port}")
+        if self.grpc_port:
+            parts.append(f"gRPC at {host}:{self.grpc_port}")
+        return ", ".join(parts)
 
     def start(self) -> None:
         """Listen. Raises SettingError where that cannot be."""
@@ -85,7 +98,11 @@ class Server:
     async def _serve(self) -> None:
         settings = self._settings
         loop, over = asyncio.get_running_loop(), asyncio.Event()
-        self._stop = lambda: loop.call_soon_threadsafe(over.set)
+
+        def stop() -> None:
+            loop.call_soon_threadsafe(over.set)
+
+        self._stop = stop
         rest = None
         if settings.http_port is not None:
             bound = listening(settings.host, settings.http_port)
@@ -94,19 +111,47 @@ class Server:
             serving = asyncio.ensure_future(rest.serve(sockets=[bound]))
             while not rest.started and not serving.done():
                 await asyncio.sleep(0.001)
+        rpc = None
+        if settings.grpc_port is not None:
+            rpc = self._rpc()
+            await rpc.start()
         self._begun.set_result(None)
         await over.wait()
         self.service.is_open = False
         if rest is not None:
             rest.should_exit = True
+        if rpc is not None:
+            await rpc.stop(settings.drain_s)
+        if rest is not None:
             await serving
+
+    def _rpc(self) -> grpc.aio.Server:
+        settings = self._settings
+        options = [
+            ("grpc.max_receive_message_length", settings.most_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),  # a port that another process has is an error
+        ]
+        server = grpc.aio.server(options=options)
+        server.add_generic_rpc_handlers((Rpc(self.service, settings.token).handler(),))
+        address = f"{_bracketed(settings.host)}:{settings.grpc_port}"
+        try:
+            if settings.certificate:
+                pair = (Path(settings.key).read_bytes(), Path(settings.certificate).read_bytes())
+                credentials = grpc.ssl_server_credentials([pair])
+                self.grpc_port = server.add_secure_port(address, credentials)
+            else:
+                self.grpc_port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise SettingError(f"cannot listen at {address}: {error}") from error
+        return server
 
     def _http(self) -> uvicorn.Config:
         settings = self._settings
         app = Rest(self.service, Metrics(self._repository), settings.most_bytes, settings.token)
         return uvicorn.Config(
             app,
-            http=limited(settings.header_s, settings.connections),
+            http=limited(settings.read_s, settings.connections),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -116,6 +161,10 @@ class Server:
             ssl_certfile=settings.certificate or None,
             ssl_keyfile=settings.key or None,
         )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -69,7 +69,7 @@ class Regions:
             if offset + nbytes > size:
                 os.close(file)
                 raise RequestError(
-                    f"region {name!r}: {key!r} has {size} bytes, but {offset} + {nbytes} were given",
+                    f"region {name!r}: {key!r} has {size} bytes, but got {offset} + {nbytes}",
                     name,
                 )
             self._regions[name] = Region(name, key, offset, nbytes, file)
@@ -94,7 +94,7 @@ class Regions:
         """Return the bytes of an input. Raises RequestError, which names it."""
         with self._lock:  # so that the descriptor stays this region's
             region, at = self._found(place, name)
-            data = memoryview(np.empty(place.nbytes, np.uint8))
+            data = np.empty(place.nbytes, np.uint8).data
             done = 0
             while done < len(data):
                 count = os.preadv(region.file, [data[done:]], at + done)

@@ -53,7 +53,8 @@ def from_raw(datatype: object, shape: object, data: Raw, name: str) -> Array:
             f"input {name!r}: {datatype}{list(sizes)} takes {wanted} bytes, got {len(data)}", name
         )
     if datatype == "BOOL":
-        return np.frombuffer(data, np.uint8).reshape(sizes) != 0  # any other byte is no bool
+        flags: Array = np.frombuffer(data, np.uint8).reshape(sizes) != 0  # a bool is 0 or 1
+        return flags
     return np.frombuffer(data, dtype).reshape(sizes)
 
 
@@ -103,14 +104,14 @@ def text_of(element: bytes, name: str, place: int) -> str:
 def to_raw(array: Array) -> Raw:
     """Return an array's bytes: its own memory where it is contiguous, but for BYTES."""
     if array.dtype.kind in "OUST":
-        parts = []
+        parts: list[bytes] = []
         for element in array.ravel():
             text = element if isinstance(element, bytes) else str(element).encode()
             parts += (_LENGTH.pack(len(text)), text)
         return b"".join(parts)
     if not array.size:
         return b""
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def from_json(datatype: object, shape: object, data: object, name: str) -> Array:
