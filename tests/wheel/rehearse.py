@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from doors import PAGE, Example, examples  # noqa: E402
 
-PLUGINS = ("cpu", "gpu_trt", "ascend_ge", "mindir", "kit", "telemetry")
+PLUGINS = ("cpu", "gpu_trt", "ascend_ge", "mindir", "kit", "telemetry", "serve")
 PROJECTS = [ROOT, *(ROOT / "plugins" / name for name in PLUGINS)]
 NEEDED = ("py.typed", "METADATA", "licenses/LICENSE")
 MINDIR = ROOT / "tests/data/mindir/matmul_256.mindir"
@@ -192,6 +192,29 @@ def telemetry(environment: Environment) -> None:
     environment.show("engine replay requests digits/digits.onnx", says="equal: 1 request")
 
 
+def serve(environment: Environment) -> None:
+    """`[serve]` brings the server, which answers a client and ends when it is told to."""
+    environment.install("inference-engine[cpu,serve]")
+    ask = (
+        "import json, os, re, signal, subprocess, sys, urllib.request as web\n"
+        "server = subprocess.Popen([sys.argv[1], 'serve', 'digits/digits.onnx', '--http-port', "
+        "'0', '--grpc-port', '0'], stderr=subprocess.PIPE, text=True)\n"
+        "log = ''\n"
+        "while 'ready' not in log: log += server.stderr.readline()\n"
+        "address = re.search(r'http://[^,]+', log)[0]\n"
+        "image = {'name': 'image', 'datatype': 'FP32', 'shape': [1, 1, 8, 8], 'data': [0.0] * 64}\n"
+        "body = json.dumps({'inputs': [image]}).encode()\n"
+        "answer = json.load(web.urlopen(address + '/v2/models/digits/infer', body))\n"
+        "server.send_signal(signal.SIGTERM)\n"
+        "print([output['name'] for output in answer['outputs']], 'status', server.wait())\n"
+    )
+    (environment.home / "ask.py").write_text(ask)
+    environment.show(
+        f"python ask.py {environment.home}/venv/bin/engine",
+        says="['probabilities', 'label'] status 0",
+    )
+
+
 def doors(environment: Environment) -> None:
     """A package for each door works; a broken one for each is listed, and stops nothing."""
     found = examples()
@@ -276,7 +299,7 @@ def versions(environment: Environment) -> None:
             beside.show(f"engine plugins check {project.name}")
 
 
-INSTALLS = (core_alone, cpu, cpu_without_mindir, kit_alone, new_backend, telemetry, doors)
+INSTALLS = (core_alone, cpu, cpu_without_mindir, kit_alone, new_backend, telemetry, serve, doors)
 SLOW = (versions,)
 
 

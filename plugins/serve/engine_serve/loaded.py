@@ -1,0 +1,177 @@
+"""One version of a model that is loaded: its runner, its metadata and its requests."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import engine
+from engine.errors import ModelError
+from engine.types import CancelToken, TensorSpec, ValueKind
+from engine_serve.datatypes import NUMPY, name_of, of_array
+from engine_serve.errors import RequestError
+from engine_serve.request import Inference
+from engine_serve.tensors import Array
+
+_SHORT_S = 600e-6  # of a run in another thread: two thirds of that is the way there and back
+_LONG_S = 1e-3
+_MOST_SHAPES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMetadata:
+    """Name, the protocol's datatype and shape of an input or output; open axes are -1."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, spec: TensorSpec) -> TensorMetadata:
+        """Return those of a model's input or output."""
+        shape = tuple(size if isinstance(size, int) else -1 for size in spec.shape or ())
+        return cls(spec.name, name_of(spec.dtype), shape)
+
+    def __str__(self) -> str:
+        return f"{self.datatype}{list(self.shape)}"
+
+
+@dataclass(slots=True)
+class Own:
+    """Counts and seconds that the server itself adds to the runner's.
+
+    refused: requests that never came to the runner. last: seconds since the epoch.
+    """
+
+    answered: int = 0
+    refused: int = 0
+    samples: int = 0
+    input_s: float = 0.0
+    output_s: float = 0.0
+    last: float = 0.0
+
+    def add(self, samples: int, input_s: float, output_s: float) -> None:
+        """Note a request that was answered."""
+        self.answered += 1
+        self.samples += samples
+        self.input_s += input_s
+        self.output_s += output_s
+        self.last = time.time()
+
+
+class LoadedModel:
+    """A version that takes requests. All methods but `close` are for the event loop's thread.
+
+    in_flight: requests that have it now; the repository counts them. labels: names of an output's
+    classes. default_level, default_timeout_s, max_batch_size: the configuration's; 0 without.
+    """
+
+    in_flight = 0
+    default_level = 0
+    default_timeout_s = 0.0
+    max_batch_size = 0
+
+    def __init__(self, name: str, version: str, path: Path, config: Any, **options: Any) -> None:
+        """Build the model. options: those of ModelParallelRunner.build_from_file."""
+        self.name, self.version, self.path, self.config = name, version, path, config
+        self.labels: dict[str, list[str]] = {}
+        self.own = Own()
+        facts = engine.inspect(str(path))
+        self.inputs = {spec.name: TensorMetadata.of(spec) for spec in facts.inputs or ()}
+        self.outputs = {spec.name: TensorMetadata.of(spec) for spec in facts.outputs or ()}
+        self.platform = f"{facts.format}_{facts.format}v1" if facts.format else "engine"
+        for spec in (*(facts.inputs or ()), *(facts.outputs or ())):
+            if spec.kind is not ValueKind.TENSOR:
+                raise ModelError(
+                    f"model {name!r}: {spec.name!r} is a {spec.kind}; the protocol carries tensors "
+                    "only",
+                    str(path),
+                )
+        self.runner = engine.ModelParallelRunner()
+        self.runner.build_from_file(str(path), when_full="raise", **options)
+        self._is_sharing = not self.runner.statistics().batching.startswith("off")
+        self._short: set[object] = set()
+
+    def checked(self, inference: Inference) -> dict[str, Array]:
+        """Return inputs of the model's names and types; the core checks their shapes.
+
+        Raises RequestError.
+        """
+        inputs = inference.inputs
+        for name, value in inputs.items():
+            wanted = self.inputs.get(name)
+            if wanted is None:
+                raise RequestError(
+                    f"model {self.name!r} has no input {name!r}; its inputs: "
+                    f"{', '.join(self.inputs) or 'none'}",
+                    name,
+                )
+            dtype = NUMPY.get(wanted.datatype)
+            if dtype is None or value.dtype == dtype:
+                continue
+            if wanted.datatype.startswith("FP8") and value.dtype == np.uint8:
+                inputs[name] = value.view(dtype)  # as clients without the type send it
+                continue
+            got = f"{of_array(value)}{list(value.shape)}"
+            raise RequestError(f"input {name!r}: expected {wanted}, got {got}", name)
+        for name, spec in self.inputs.items():
+            if name not in inputs:
+                raise RequestError(f"input {name!r}: expected {spec}, got none", name)
+        if self.max_batch_size and self.samples_of(inference) > self.max_batch_size:
+            raise RequestError(
+                f"model {self.name!r}: expected a batch of {self.max_batch_size} samples at most, "
+                f"got {self.samples_of(inference)}"
+            )
+        for output in inference.outputs or ():
+            if output.name not in self.outputs:
+                raise RequestError(
+                    f"model {self.name!r} has no output {output.name!r}; its outputs: "
+                    f"{', '.join(self.outputs)}",
+                    output.name,
+                )
+        return inputs
+
+    async def infer(
+        self, inference: Inference, inputs: dict[str, Array], cancel: CancelToken | None = None
+    ) -> dict[str, Array]:
+        """Return the outputs of a request, by name. Raises what the runner raises.
+
+        inputs: as `checked` returns them. A run that is known to be short runs here, in the event
+        loop: that takes less time than to hand it to another thread. A run that others may share
+        does not.
+        """
+        timeout_s = inference.timeout_s or self.default_timeout_s or None
+        is_plain = timeout_s is None and not inference.priority
+        shapes = tuple([value.shape for value in inputs.values()])
+        begin_s = perf_counter()
+        if is_plain and shapes in self._short:
+            results = self.runner.predict(inputs)
+            if perf_counter() - begin_s > _LONG_S:
+                self._short.discard(shapes)
+        else:
+            results = await self.runner.predict_async(
+                inputs,
+                timeout_s=timeout_s,
+                cancel=cancel,
+                priority=inference.priority,
+                request_id=inference.id if inference.id.isprintable() else "",
+            )
+            took_s = perf_counter() - begin_s
+            is_short = took_s < _SHORT_S and not self._is_sharing
+            if is_short and len(self._short) < _MOST_SHAPES:
+                self._short.add(shapes)
+        return {tensor.name: tensor.get_data_to_numpy() for tensor in results}
+
+    def samples_of(self, inference: Inference) -> int:
+        """Return how many samples a request has: the first axis of its first input."""
+        value = next(iter(inference.inputs.values()), None)
+        return value.shape[0] if value is not None and value.ndim else 1
+
+    def close(self) -> None:
+        """End; what waits runs first."""
+        self.runner.close()

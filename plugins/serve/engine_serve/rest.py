@@ -1,0 +1,122 @@
+"""The REST protocol as an ASGI application; inference is one of its own.
+
+Inference does not go through starlette's router and request, which cost more than a tiny model.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from engine.types import CancelToken
+from engine_serve.addresses import addresses
+from engine_serve.body import ClientGone, Receive, Watch, read
+from engine_serve.errors import RequestError, status_of, text_of
+from engine_serve.inferring import infer
+from engine_serve.metrics import Metrics
+from engine_serve.rest_infer import answer_of, joined, request_of
+from engine_serve.service import Service
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+_OPEN = ("/v2/health/live", "/v2/health/ready")
+_LARGE = 100_000  # bytes of JSON: some milliseconds
+_log = logging.getLogger("engine_serve")
+
+
+class Rest:
+    """The ASGI application. most_bytes: of a body. token: what clients must show; "" for none."""
+
+    def __init__(self, service: Service, metrics: Metrics, most_bytes: int, token: str) -> None:
+        self._service, self._most_bytes = service, most_bytes
+        self._token = f"Bearer {token}".encode() if token else b""
+        self._others = addresses(service, metrics, most_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"there is nothing here but http, got {scope['type']}")
+        path = scope["path"]
+        if self._token and path not in _OPEN and not self._is_known(scope["headers"]):
+            await _answer(send, 401, b'{"error":"a token is needed: Authorization: Bearer TOKEN"}')
+            return
+        found = _INFER.fullmatch(path)
+        if found is None or scope["method"] != "POST":
+            await self._others(scope, receive, send)
+            return
+        try:
+            await self._infer(found[1], found[2] or "", scope, receive, send)
+        except ClientGone:
+            return
+        except Exception as error:
+            await _refuse(send, error)
+
+    def _is_known(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        given = next((value for name, value in headers if name == b"authorization"), b"")
+        return hmac.compare_digest(given, self._token)
+
+    async def _infer(
+        self, name: str, version: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        header_length: int | None = None
+        length, encoding = -1, ""
+        for key, value in scope["headers"]:
+            if key == b"content-length":
+                length = _whole(value, "Content-Length")
+            elif key == b"inference-header-content-length":
+                header_length = _whole(value, "Inference-Header-Content-Length")
+            elif key == b"content-encoding":
+                encoding = value.decode("latin-1")
+        body = await read(receive, length, header_length or 0, encoding, self._most_bytes)
+        regions, token = self._service.regions, CancelToken()
+        watch = Watch(receive, token)
+        try:
+            json_length, parts = await infer(
+                self._service.repository,
+                name,
+                version,
+                lambda model: request_of(body, header_length, model, regions),
+                lambda inference, results, model: answer_of(inference, results, model, regions),
+                token,
+                is_large=(len(body) if header_length is None else header_length) > _LARGE,
+            )
+        finally:
+            watch.end()
+        kind = b"application/json" if json_length is None else b"application/octet-stream"
+        headers = [(b"content-type", kind), (b"content-length", b"%d" % sum(map(len, parts)))]
+        if json_length is not None:
+            headers.append((b"inference-header-content-length", b"%d" % json_length))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        parts = joined(parts)
+        for part in parts[:-1]:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": parts[-1]})
+
+
+def _whole(value: bytes, name: str) -> int:
+    if not value.isdigit() or len(value) > 18:
+        raise RequestError(f"{name} must be a whole number, got {value[:40]!r}")
+    return int(value)
+
+
+async def _refuse(send: Send, error: Exception) -> None:
+    status = status_of(error).http
+    if status == 500:
+        _log.error("a request failed: %s", text_of(error), exc_info=error)
+    body = json.dumps({"error": text_of(error)}).encode()
+    await _answer(send, status, body)
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
