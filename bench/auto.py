@@ -1,12 +1,13 @@
 """Time of target "auto" over plain ONNX Runtime's, model by model, with one thread.
 
-    python bench/auto.py CORPUS [NAME ...] [--budget SECONDS] [--builds N]
+    python bench/auto.py CORPUS [NAME ...] [--budget SECONDS] [--builds N] [--max-error ERROR]
 
 Each model of the corpus (bench/real_models), or those of these names, is built with target "auto",
 then timed as in bench/rewrites.py: its predict, that of target "cpu" and a second session (the A/A
 control) over a session's run, in rounds by the process's CPU time. --budget: for
 [common_context] auto_budget_s; a busy machine needs more. --builds: how often each model is built
-anew, each time measuring again, to see whether the choice is the same.
+anew, each time measuring again, to see whether the choice is the same. --max-error: for
+[common_context] max_error, so that less precise arithmetic is tried.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from rewrites import compare, difference, session
 os.environ["ENGINE_CACHE"] = "off"  # each build measures
 
 
-def built(entry: Entry, target: str, budget: float) -> engine.Model:
+def built(entry: Entry, target: str, budget: float, max_error: str = "") -> engine.Model:
     """Build a model; the budget is also what tells one measurement in this process from another."""
-    config = {"common_context": {"auto_budget_s": budget}}
+    config = {"common_context": {"auto_budget_s": budget, "max_error": max_error}}
     return engine.load(entry.path, target=target, threads=1, config=config)
 
 
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=5.0)
     parser.add_argument("--builds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each timing")
+    parser.add_argument("--max-error", default="")
     given = parser.parse_args()
     ratios: dict[str, list[float]] = {"auto": [], "cpu": [], "A/A": [], "auto/cpu": []}
     for entry in entries(given.corpus):
@@ -63,11 +65,12 @@ def main() -> None:
             continue
         feeds = entry.feeds()
         begin = time.monotonic()
-        model = built(entry, "auto", given.budget)
+        model = built(entry, "auto", given.budget, given.max_error)
         took = time.monotonic() - begin
         choices = [chosen(model)]
         for number in range(1, given.builds):
-            with built(entry, "auto", given.budget + number / 1000) as again:
+            budget = given.budget + number / 1000
+            with built(entry, "auto", budget, given.max_error) as again:
                 choices.append(chosen(again))
         cpu = built(entry, "cpu", given.budget)
         arrays = [feeds[spec.name] for spec in model.inputs]

@@ -333,6 +333,7 @@ def test_evidence_in_a_read_only_cache_is_used_and_without_it_a_process_measures
         assert sum(phase.startswith("try ") for phase in begun) == times
 
 
+@pytest.mark.slow
 def test_two_processes_measure_once(alone: Install, path: Path, tmp_path: Path) -> None:
     alone("other")
     script = (
@@ -529,6 +530,7 @@ def test_a_runner_measures_before_it_tries_what_its_requests_may_share(
         runner.close()
 
 
+@pytest.mark.slow
 def test_a_runner_is_measured_anew_with_another_number_of_threads(
     alone: Install, path: Path, tmp_path: Path
 ) -> None:

@@ -33,9 +33,10 @@ from engine.weights.compile_cache import CompileCache, Mode
 
 _LOOK_LIMIT_S = 60.0
 """Seconds for a look at a backend, and for the start of the process before it."""
-_PATIENCE_S = 10.0
-"""Seconds over the budget after which what still runs is ended, and as often the default's time."""
-_PATIENCE = 4
+_PATIENCE_S = 5.0
+"""Seconds over the budget after which what still runs is ended."""
+_PATIENCE = 2
+"""As many times that which the default took come in addition."""
 _NICENESS = 10
 
 

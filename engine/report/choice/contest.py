@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -160,7 +161,7 @@ class Contest:
 
     def _learn_exact(self, base: Running) -> None:
         """Have errors measured against results in float64, where these can be had in time."""
-        if self._limits.max_error is None or self._exact is None:
+        if self._is_exact or self._exact is None:
             return
         limit_s = _EXACT * self._limits.budget_s
         found = self._exact([sample.values for sample in base.samples], limit_s)
@@ -173,30 +174,37 @@ class Contest:
     def _setups(self) -> Iterator[tuple[Setup, str]]:
         """Yield what to try, each with why it cannot be had.
 
-        What mostly gains most for its time comes first: another graph on the default, which
-        compiles fast, then the other backends, of each what is less precise if that is allowed.
+        What mostly gains most for its time comes first: less precise arithmetic if an error is
+        allowed; another graph on the default, which compiles fast; then the other backends.
         """
         default = self._default
         own = list(settings(default, self._options))
         graphs = [setup for setup in own if shows_in_placement(setup)]
-        allows_error = self._limits.max_error is not None
-        for setup in graphs[:1]:
-            yield setup, ""
-        for name, why_not in self._others:
-            setup = Setup((name, *default.targets))
-            yield setup, why_not
-            if allows_error and self._trials[-1].ratio is not None:
-                for less_precise in lower(setup, self._options):
-                    yield less_precise, ""
-        if allows_error:
-            for setup in lower(default, self._options):
-                yield setup, ""
+        graph = [(setup, "") for setup in graphs[:1]]
+        elsewhere = self._setups_elsewhere()
+        yield from chain(graph, elsewhere) if self._is_exact else chain(elsewhere, graph)
         for setup in own:
             if setup not in graphs or (setup is not graphs[0] and self._may_gain(graphs[0])):
                 yield setup, ""
         best = None if self._best is None else self._trials[self._best.place].setup
         if best is not None and best.targets != default.targets:
             for setup in settings(best, self._options):
+                yield setup, ""
+
+    @property
+    def _is_exact(self) -> bool:
+        return self._limits.max_error is None
+
+    def _setups_elsewhere(self) -> Iterator[tuple[Setup, str]]:
+        """Yield other backends and, if an error is allowed, less precise arithmetic on each."""
+        for name, why_not in self._others:
+            setup = Setup((name, *self._default.targets))
+            yield setup, why_not
+            if not self._is_exact and self._trials[-1].ratio is not None:
+                for less_precise in lower(setup, self._options):
+                    yield less_precise, ""
+        if not self._is_exact:
+            for setup in lower(self._default, self._options):
                 yield setup, ""
 
     def _may_gain(self, first: Setup) -> bool:

@@ -115,7 +115,7 @@ class Running:
             if max_error is not None:
                 errors.append(error_of(own, expected, exact))
                 if errors[-1] > max_error:
-                    why_not = f"its error is {errors[-1]:.2g}, above {max_error:.2g}"
+                    why_not = f"its error is {errors[-1]:.3g}, above {max_error:.3g}"
                     return Agreement(errors[-1], why_not)
                 continue
             for output in compare_outputs(own, expected).outputs:
