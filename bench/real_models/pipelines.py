@@ -244,14 +244,11 @@ def run():
         "CapSpot",
         _PICTURES
         + """
-import tempfile, pathlib
 from CapSpot import ImageMatcher
-folder = pathlib.Path(tempfile.mkdtemp())
-cv2.imwrite(str(folder / "a.png"), written("A", "B"))
-cv2.imwrite(str(folder / "b.png"), picture("coffee"))
+words, image = png(written("A B C")), png(picture("coffee"))
 matcher = ImageMatcher()
 def run():
-    return matcher.match_images(str(folder / "a.png"), str(folder / "b.png"))
+    return matcher.match_images(words, image)
 """,
     ),
     Pipeline(
