@@ -49,6 +49,7 @@ def blocks_in(text: str, language: str) -> list[str]:
         "README.md",
         "docs/quickstart.md",
         "docs/memory.md",
+        "docs/onnxruntime.md",
         "docs/multi_device.md",
         "docs/resharding.md",
         "docs/serving.md",

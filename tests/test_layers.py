@@ -281,7 +281,7 @@ FOREIGN = {
     "_replace", "_fields", "_asdict",  # a named tuple's
     "_exit", "_current_frames",  # of os, libc and sys
     "_model_bytes",  # onnxruntime: a session keeps its model's file in memory
-    "_pybind_state",  # its compiled module
+    "_pybind_state", "_ortvalue", "_iobinding",  # its compiled module, values and bindings
     "_pytree", "_version",  # torch: the names of a tree's leaves; counts the writes to a tensor
     "_convert_common",  # tf2onnx: what its command does with a graph that is loaded
 }  # fmt: skip

@@ -28,7 +28,7 @@ from engine.onnxruntime import capi
 from engine.onnxruntime.arguments import ModelMetadata, NodeArg
 from engine.onnxruntime.binding import IOBinding
 from engine.onnxruntime.capi import _pybind_state, onnxruntime_inference_collection  # noqa: F401
-from engine.onnxruntime.genuine import genuine, native
+from engine.onnxruntime.genuine import genuine
 from engine.onnxruntime.options import (
     ExecutionMode,
     ExecutionOrder,
@@ -53,10 +53,6 @@ from engine.onnxruntime.providers import get_all_providers, get_available_provid
 from engine.onnxruntime.session import InferenceSession
 from engine.onnxruntime.stand_in import install
 from engine.onnxruntime.values import OrtDevice, OrtValue
-
-if native is not None:
-    ModelMetadata = native.ModelMetadata  # type: ignore[misc]
-    NodeArg = native.NodeArg  # type: ignore[misc]
 
 __all__ = [
     "ExecutionMode",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.types import DType, TensorSpec, ValueKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 _ELEMENTS = {
     DType.FLOAT32: "float",
@@ -68,6 +68,16 @@ class ModelMetadata:
         self.description = description
         self.graph_description = graph_description
         self.version = version
+
+
+def copied(args: Iterable[Any]) -> list[NodeArg]:
+    """Return onnxruntime's own NodeArgs as such of ours, which do not keep its session alive."""
+    return [NodeArg(arg.name, arg.type, arg.shape) for arg in args]
+
+
+def copied_metadata(found: Any) -> ModelMetadata:
+    """Return onnxruntime's own ModelMetadata, likewise."""
+    return ModelMetadata(**{name: getattr(found, name) for name in ModelMetadata.__slots__})
 
 
 def node_arg(spec: TensorSpec) -> NodeArg:

@@ -10,9 +10,10 @@ import numpy as np
 
 from engine import Context, Model, ModelType
 from engine.errors import EngineError, InputError, SettingError
+from engine.model.handle import FORKED
 from engine.model.model import model_state
 from engine.onnxruntime import alone
-from engine.onnxruntime.arguments import ModelMetadata, node_arg
+from engine.onnxruntime.arguments import ModelMetadata, copied, copied_metadata, node_arg
 from engine.onnxruntime.errors import made, translated
 from engine.onnxruntime.genuine import genuine
 from engine.onnxruntime.options import Noted, noted_of
@@ -49,8 +50,13 @@ class Opened:
             self.outputs = [node_arg(spec) for spec in self.signature.outputs]
             self.overridable: list[Any] = []
         else:
-            self.inputs, self.outputs = runtime.get_inputs(), runtime.get_outputs()
-            self.overridable = runtime.get_overridable_initializers()
+            self.inputs, self.outputs = copied(runtime.get_inputs()), copied(runtime.get_outputs())
+            self.overridable = copied(runtime.get_overridable_initializers())
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child, to which the parent's model is of no use."""
+        return self.state.why_not is FORKED
 
     @property
     def runtime(self) -> Any:
@@ -67,7 +73,9 @@ class Opened:
     def metadata(self) -> Any:
         """The header of the model's file."""
         runtime = self.runtime
-        return ModelMetadata(self.model.metadata) if runtime is None else runtime.get_modelmeta()
+        if runtime is None:
+            return ModelMetadata(self.model.metadata)
+        return copied_metadata(runtime.get_modelmeta())
 
     def run(self, names: list[str], feed: Mapping[str, Any], run_options: Any) -> list[Any]:
         """Run the model; see InferenceSession.run."""
@@ -144,16 +152,16 @@ class Opened:
 class Alone:
     """A session's model that onnxruntime alone runs; see `alone`."""
 
-    is_plain = False
+    is_plain = is_forked = False
     state = None
 
     def __init__(self, runtime: Any, options: Any) -> None:
         self.runtime = runtime
         self.options = options
         self.providers: Asked = runtime.get_provider_options()
-        self.inputs, self.outputs = runtime.get_inputs(), runtime.get_outputs()
-        self.overridable = runtime.get_overridable_initializers()
-        self.metadata = runtime.get_modelmeta()
+        self.inputs, self.outputs = copied(runtime.get_inputs()), copied(runtime.get_outputs())
+        self.overridable = copied(runtime.get_overridable_initializers())
+        self.metadata = copied_metadata(runtime.get_modelmeta())
 
     def run(self, names: list[str], feed: Mapping[str, Any], run_options: Any) -> list[Any]:
         """Run the model; see InferenceSession.run."""

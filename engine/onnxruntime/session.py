@@ -60,6 +60,7 @@ class InferenceSession:
 
     def _open(self, providers: Any, provider_options: Any) -> None:
         """Build the model for these providers."""
+        self._asked = providers, provider_options
         options = self._given_options
         if _reads_config(self._further):
             from engine.onnxruntime.configured import configured  # rare
@@ -138,6 +139,7 @@ class InferenceSession:
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any
     ) -> list[Any]:
         """Run what does not come as last time."""
+        self._reopen_after_fork()
         self._require_inputs(input_feed)
         names = list(output_names or self._outputs)
         return self._opened.run(names, input_feed, run_options)  # type: ignore[no-any-return]
@@ -244,12 +246,17 @@ class InferenceSession:
     @property
     def runtime(self) -> Any:
         """onnxruntime's session that runs the whole model; None where others run some of it."""
+        self._reopen_after_fork()
         return self._opened.runtime
+
+    def _reopen_after_fork(self) -> None:
+        """Build the model anew in a forked child, which has no threads of its parent's model."""
+        if self._opened.is_forked:
+            self._open(*self._asked)
 
     def __getattr__(self, name: str) -> Any:
         """Return what onnxruntime's session has beside: its memory, devices, tuning results."""
-        opened = self.__dict__.get("_opened")
-        runtime = None if opened is None else opened.runtime
+        runtime = self.runtime if "_opened" in self.__dict__ else None
         if runtime is None:
             raise AttributeError(
                 f"InferenceSession has no {name!r}, which only a session that onnxruntime runs has",

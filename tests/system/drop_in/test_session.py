@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing
 import threading
+import time
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -173,6 +178,64 @@ def test_many_threads_run_one_session(session: Any) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_forked_child_runs_its_parents_session(session: Any) -> None:
+    session.run(None, {"x": X})
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def child() -> None:
+        sender.send([session.run(None, {"x": X + i})[0].tolist() for i in range(3)])
+
+    process = context.Process(target=child)
+    process.start()
+    assert receiver.poll(60)
+    assert receiver.recv() == [(2 * (X + i) + 1).tolist() for i in range(3)]
+    process.join()
+
+
+def test_bfloat16_goes_in_and_out(tmp_path: Path) -> None:
+    path = saved(tmp_path, HEAD + "g (bfloat16[n] x) => (bfloat16[n] y) { y = Identity (x) }")
+    x = np.array([1, 2.5], ml_dtypes.bfloat16)
+    session = ort.InferenceSession(path)
+    for _ in range(3):
+        [y] = session.run(None, {"x": x})
+        assert y.dtype == x.dtype
+        np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.slow
+def test_a_session_that_is_opened_anew_from_the_compile_cache_runs_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_CACHE", "on")
+    monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
+    weights = onnx.numpy_helper.from_array(np.full((2048, 2048), 0.5, np.float32), "w")
+    model = onnx.parser.parse_model(
+        HEAD + "g (float[n, 2048] x) => (float[n, m] y) { y = MatMul (x, w) }"
+    )
+    model.graph.initializer.append(weights)
+    onnx.save(model, tmp_path / "large.onnx")
+    session = ort.InferenceSession(tmp_path / "large.onnx")
+    feed = {"x": np.ones((1, 2048), np.float32)}
+    expected = np.full((1, 2048), 1024, np.float32)
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", feed["x"])
+    binding.bind_output("y")
+    first = session.runtime
+    deadline = time.monotonic() + 60
+    while session.runtime is first and time.monotonic() < deadline:
+        np.testing.assert_array_equal(session.run(None, feed)[0], expected)
+        time.sleep(0.05)
+    assert session.runtime is not first
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], expected)
+    old = weakref.ref(first)
+    del first, binding
+    gc.collect()
+    assert old() is None, "its weights would be in memory twice"
+    np.testing.assert_array_equal(session.run(None, feed)[0], expected)
 
 
 def test_strings_sequences_and_maps_go_in_and_out(tmp_path: Path) -> None:

@@ -54,14 +54,20 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=250)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "program",
-        pytest.param("module", marks=pytest.mark.slow),
-        pytest.param("script", marks=pytest.mark.slow),
-    ],
-)
+def test_a_program_runs_on_the_engine(tmp_path: Path) -> None:
+    text = (
+        "import sys\nfrom onnxruntime import InferenceSession\n"
+        "session = InferenceSession(sys.argv[1])\n"
+        "print(type(session).__module__, session.run(None, {'x': [[1.0, 2.0, 3.0]]})[0].tolist())\n"
+    )
+    (tmp_path / "runs.py").write_text(text)
+    model = str(models.affine(tmp_path))
+    done = run("-m", "engine.onnxruntime", "runs.py", model, folder=tmp_path)
+    assert done.stdout == "engine.onnxruntime.session [[3.0, 5.0, 7.0]]\n", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["program", "module", "script"])
 def test_a_program_runs_on_the_engine_with_its_children(
     how: str, program: Path, tmp_path: Path
 ) -> None:
