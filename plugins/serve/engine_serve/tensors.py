@@ -118,7 +118,7 @@ def from_json(datatype: object, shape: object, data: object, name: str) -> Array
     """Return the array of a list of JSON, nested or flat. Raises RequestError."""
     dtype = numpy_of(datatype, name)
     sizes = shape_of(shape, name)
-    flat = _flat(data)
+    flat = _flat(data, name, _MOST_AXES)
     if len(flat) != math.prod(sizes):
         raise RequestError(
             f"input {name!r}: shape {list(sizes)} takes {math.prod(sizes)} elements, "
@@ -128,13 +128,15 @@ def from_json(datatype: object, shape: object, data: object, name: str) -> Array
     return cast(flat, dtype, str(datatype), name).reshape(sizes)
 
 
-def _flat(data: object) -> list[Any]:
-    """Return the elements of nested lists in their order; the reader of JSON bounds the depth."""
+def _flat(data: object, name: str, depth: int) -> list[Any]:
+    """Return the elements of nested lists in their order. Raises RequestError for deeper ones."""
+    if not depth:
+        raise RequestError(f"input {name!r}: data is nested more than {_MOST_AXES} deep", name)
     if not isinstance(data, list):
         return [data]
     if list not in set(map(type, data)):
         return data
-    return [element for part in data for element in _flat(part)]
+    return [element for part in data for element in _flat(part, name, depth - 1)]
 
 
 def cast(flat: list[Any], dtype: np.dtype[Any], datatype: str, name: str) -> Array:
