@@ -128,6 +128,10 @@ else:
             super().__init__(session.runtime)
             self.session = session
 
+        def run_bound(self, run_options: Any) -> None:
+            """Run the session that it was made for, which outlives one that is opened anew."""
+            self._session.run_with_iobinding(self._iobinding, run_options)
+
         def get_outputs(self) -> list[Any]:
             """Return the outputs of the last run as OrtValues."""
             return [renamed(value) for value in super().get_outputs()]

@@ -205,8 +205,8 @@ class InferenceSession:
             raise ValueError("IOBinding must be used with the session that created it.")
         if isinstance(iobinding, TensorBinding):
             self._opened.bound(iobinding)
-        else:  # the compiled session that it was made for, which outlives one opened anew
-            iobinding._session.run_with_iobinding(iobinding._iobinding, run_options)
+        else:
+            iobinding.run_bound(run_options)
 
     def end_profiling(self) -> str:
         """End the profile, and return the path of its file."""
