@@ -275,13 +275,14 @@ class ModelParallelRunner(Runner):
         model: Model = self._free_queue().runnable.model
         return model.get_inputs()
 
+    @property
     def placement(self) -> list[Placement]:
         """Return where each node of the model runs, on the device that has the least to do.
 
         See Model.placement. Raises ModelStateError where the runner is not built, or closed.
         """
         model: Model = self._free_queue().runnable.model
-        return model.placement()
+        return model.placement
 
     def update_weights(self, weights: Update) -> None:
         """Exchange weights that were declared variable, for all workers at once.
