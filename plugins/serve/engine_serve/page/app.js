@@ -57,7 +57,7 @@ function show() {
   if (!ready.some((model) => keyOf(model) === chosen)) chosen = ready.length ? keyOf(ready[0]) : null;
   models.show(state.models, chosen, history);
   const model = ready.find((each) => keyOf(each) === chosen);
-  for (const id of ["model", "live"]) byId(id).hidden = !model;
+  for (const id of ["model", "live", "answer"]) byId(id).hidden = !model;
   if (!model) return;
   for (const each of plots) each.draw(history.of(chosen), performance.now());
   showModel(model);
@@ -78,7 +78,7 @@ function showModel(model) {
     ...line("outputs", specs(model.outputs)),
     ...line("runs on", placementText(model.placement)),
   );
-  byId("answer").hidden = true;
+  byId("answer-body").replaceChildren(element("p", { class: "took" }, "The outputs of a run come here."));
   fill(byId("run"), model, (inputs, times) => run(model, inputs, times));
 }
 
@@ -97,7 +97,7 @@ async function run(model, inputs, times) {
     element("p", { class: "took" }, element("b", {}, time), ` in this browser; ${size}`),
     ...answer.outputs.map((output) => outputElement(output, model.labels?.[output.name])),
   );
-  byId("answer").hidden = false;
+  byId("answer").scrollIntoView({ block: "nearest" });
 }
 
 function askToken(text) {

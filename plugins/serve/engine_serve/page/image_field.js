@@ -19,8 +19,8 @@ export function imageField(input, sizes, setSizes) {
   const fit = choice([["stretch", "stretch"], ["crop", "crop the middle"], ["pad", "fit, white border"]], "stretch", redraw);
   const order = choice([["RGB", "RGB"], ["BGR", "BGR"]], "RGB");
   const white = element("input", { inputmode: "decimal", value: isFloat(input.datatype) ? "1" : "255", size: 6 });
-  const mean = element("input", { value: "0", size: 18 });
-  const std = element("input", { value: "1", size: 18 });
+  const mean = element("input", { value: "0", size: 16 });
+  const std = element("input", { value: "1", size: 16 });
   const inverted = element("input", { type: "checkbox" });
   const presets = [
     ["0 to 1", { white: "1", mean: "0", std: "1" }],

@@ -94,7 +94,7 @@ export function shown(value) {
 export function shownMs(value) {
   if (value === null || value === undefined) return "–";
   if (value >= 1000) return `${(value / 1000).toPrecision(3)} s`;
-  return value >= 100 ? `${value.toFixed(0)} ms` : `${value.toPrecision(2)} ms`;
+  return `${Number(value.toPrecision(value >= 100 ? 3 : 2))} ms`;
 }
 
 /** Return a number of bytes as text. */

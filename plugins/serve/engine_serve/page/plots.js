@@ -26,7 +26,7 @@ export function plot(title, lines, format) {
     const y = (value) => 6 + (HEIGHT - BOTTOM - 6) * (1 - value / top);
     const axes = [0, top / 2, top].flatMap((value) => [
       svg("line", { class: "grid", x1: LEFT, x2: WIDTH - 4, y1: y(value), y2: y(value) }),
-      svg("text", { x: LEFT - 6, y: y(value) + 3.5, "text-anchor": "end" }, format(value)),
+      svg("text", { x: LEFT - 6, y: y(value) + 3.5, "text-anchor": "end" }, value ? format(value) : "0"),
     ]);
     const times = [[120, "2 min ago", "start"], [60, "1 min", "middle"], [0, "now", "end"]].map(
       ([ago, text, anchor]) =>
