@@ -33,14 +33,14 @@ def request_of(
     header_length: of its JSON; None for all of it. 0 for none: the body is the only input's bytes.
     Raises RequestError.
     """
+    if header_length == 0:
+        return _raw(body, model)
     if header_length is None:
         header_length = len(body)
     if header_length > len(body):
         raise RequestError(
             f"Inference-Header-Content-Length is {header_length}, but the body is {len(body)} long"
         )
-    if not header_length:
-        return _raw(body, model)
     head = object_of(body[:header_length])
     rest = body[header_length:]
     parameters = _parameters(head, "the request")

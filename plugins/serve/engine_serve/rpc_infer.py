@@ -112,14 +112,10 @@ def _typed(tensor: Any, shape: tuple[int, ...]) -> Array:
         array = np.empty(count, object)
         array[:] = [text_of(value, name, place) for place, value in enumerate(values)]
         return array.reshape(sizes)
-    given = np.array(values, dtype if dtype.kind in "bf" else None)
-    array = given.astype(dtype)
-    if dtype.kind in "iu" and not (array == given).all():
-        place = int((array != given).argmax())
-        raise RequestError(
-            f"input {name!r}: an element of {datatype} cannot be {given[place]}", name
-        )
-    return array.reshape(sizes)
+    try:
+        return np.array([*values], dtype).reshape(sizes)
+    except OverflowError as error:  # int_contents is wider than INT8
+        raise RequestError(f"input {name!r}: {datatype} cannot hold it: {error}", name) from error
 
 
 def answer_of(

@@ -157,20 +157,20 @@ def cast(flat: list[Any], dtype: np.dtype[Any], datatype: str, name: str) -> Arr
     if not flat:
         return np.empty(0, dtype)
     try:
-        with np.errstate(over="ignore"):
-            array = np.array(flat)
-            result = array.astype(dtype)
+        with np.errstate(all="ignore"):
+            array: Array = np.array(flat, dtype)  # of whole numbers each is checked
+            given = np.array(flat, np.float64) if dtype.kind not in "iub" else array
     except (OverflowError, ValueError, TypeError) as error:
         raise RequestError(f"input {name!r}: {datatype} cannot hold it: {error}", name) from error
     if dtype.kind in "iu":
-        for element, held in zip(flat, result.tolist(), strict=True):
+        for element, held in zip(flat, array.tolist(), strict=True):
             if element != held:
                 raise _misfit(name, datatype, element)
-    elif datatype != "BOOL":
-        lost = np.isfinite(array.astype(float)) & ~np.isfinite(result.astype(float))
+    elif dtype.kind != "b":
+        lost = np.isfinite(given) & ~np.isfinite(array.astype(np.float64))
         if lost.any():
             raise _misfit(name, datatype, flat[int(lost.argmax())])
-    return result
+    return array
 
 
 def _misfit(name: str, datatype: str, element: object) -> RequestError:
