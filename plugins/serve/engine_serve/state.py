@@ -54,9 +54,7 @@ class State:
 
 def _placed(model: LoadedModel) -> Placed:
     """Return how many nodes each backend and device runs."""
-    nodes = Counter(
-        (node.backend, node.device, node.provider) for node in model.runner.placement
-    )
+    nodes = Counter((node.backend, node.device, node.provider) for node in model.runner.placement)
     return [
         {"backend": backend, "device": device, "provider": provider, "nodes": count}
         for (backend, device, provider), count in nodes.most_common()

@@ -119,5 +119,6 @@ document.addEventListener("visibilitychange", () => (document.hidden ? clearTime
 
 const about = await readAbout();
 byId("version").textContent = about.version;
+byId("links").hidden = about.needs_token; // a link carries no token
 if (about.needs_token) askToken("the server asks for a token");
 else await look();

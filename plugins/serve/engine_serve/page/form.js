@@ -1,7 +1,7 @@
 // The form that runs a model: a part for each input.
 
 import { choice, element, labelled } from "./dom.js";
-import { isFloat, isKnown } from "./datatypes.js";
+import { encode, isFloat, isKnown } from "./datatypes.js";
 import { layoutsOf } from "./image.js";
 import { imageField } from "./image_field.js";
 import { countOf, readShape, readValues, shapeText } from "./numbers.js";
@@ -67,7 +67,9 @@ function inputPart(input) {
   function read() {
     try {
       if (!isKnown(input.datatype)) throw new Error(`this page cannot write ${input.datatype}`);
-      return { name: input.name, datatype: input.datatype, ...chosen() };
+      const { values, shape } = chosen();
+      const { name, datatype } = input;
+      return { name, datatype, shape, bytes: encode(datatype, values) };
     } catch (error) {
       throw new Error(`input "${input.name}": ${error.message}`);
     }

@@ -1,6 +1,6 @@
 // Requests to the server: the page's state, and inference by the Open Inference Protocol.
 
-import { decode, encode } from "./datatypes.js";
+import { decode } from "./datatypes.js";
 
 let token = ""; // in memory only
 
@@ -37,19 +37,18 @@ export const readState = async () => (await fetched("page/state.json")).json();
 
 /**
  * Run a model once.
- * inputs: objects of name, datatype, shape and values.
+ * inputs: objects of name, datatype, shape and bytes.
  * Returns outputs of name, datatype, shape and values, milliseconds, and bytes there and back.
  */
 export async function infer(model, version, inputs) {
-  const parts = inputs.map((input) => encode(input.datatype, input.values));
   const head = {
-    inputs: inputs.map(({ name, datatype, shape }, index) => ({
-      name, datatype, shape, parameters: { binary_data_size: parts[index].length },
+    inputs: inputs.map(({ name, datatype, shape, bytes }) => ({
+      name, datatype, shape, parameters: { binary_data_size: bytes.length },
     })),
     parameters: { binary_data_output: true },
   };
   const json = new TextEncoder().encode(JSON.stringify(head));
-  const body = new Blob([json, ...parts]);
+  const body = new Blob([json, ...inputs.map((input) => input.bytes)]);
   const of = `v2/models/${encodeURIComponent(model)}/versions/${encodeURIComponent(version)}`;
   const begin = performance.now();
   const response = await fetched(`${of}/infer`, {
