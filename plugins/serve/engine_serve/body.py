@@ -44,9 +44,11 @@ async def read(
         chunks.append(chunk)
         total += len(chunk)
         if total > most:
-            raise TooLarge(f"the body has more than the {most} bytes that this server takes")
+            break
     if message["type"] == "http.disconnect":
         raise ClientGone
+    if total > most:
+        raise TooLarge(f"the body has more than the {most} bytes that this server takes")
     if encoding not in ("", "identity"):
         chunks = [_decoded(chunks, encoding, most)]
         total = len(chunks[0])

@@ -59,6 +59,10 @@ def limited(header_s: float, connections: int) -> type[HttpToolsProtocol]:
             super().on_message_begin()
             self.expect()
 
+        def on_body(self, body: bytes) -> None:
+            super().on_body(body)
+            self.expect()
+
         def on_message_complete(self) -> None:
             self.relax()
             super().on_message_complete()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import TypeVar
@@ -14,6 +15,7 @@ from engine_serve.request import Inference
 from engine_serve.tensors import Array
 
 Answer = TypeVar("Answer")
+_LARGE = 20_000  # elements as text: some milliseconds
 
 
 async def infer(
@@ -23,17 +25,20 @@ async def infer(
     read: Callable[[LoadedModel], Inference],
     write: Callable[[Inference, Mapping[str, Array], LoadedModel], Answer],
     cancel: CancelToken | None = None,
+    *,
+    is_large: bool = False,
 ) -> Answer:
     """Return the answer of a model that is borrowed meanwhile.
 
-    read: from the model to its request. write: from results to the answer.
+    read: from the model to its request. write: from results to the answer. is_large: reading takes
+    long, so that another thread does it; the event loop runs meanwhile.
     Raises what these raise, NotFound, Unavailable, and what the runner raises.
     """
     model = repository.borrow(name, version)
     try:
         begin_s = perf_counter()
         try:
-            inference = read(model)
+            inference = await asyncio.to_thread(read, model) if is_large else read(model)
             inputs = model.checked(inference)
         except RequestError:
             model.own.refused += 1
@@ -41,7 +46,10 @@ async def infer(
         input_s = perf_counter() - begin_s
         results = await model.infer(inference, inputs, cancel)
         results_s = perf_counter()
-        answer = write(inference, results, model)
+        if inference.is_text and sum(value.size for value in results.values()) > _LARGE:
+            answer = await asyncio.to_thread(write, inference, results, model)
+        else:
+            answer = write(inference, results, model)
         end_s = perf_counter()
         model.own.add(model.samples_of(inference), input_s, end_s - results_s)
         model.own.latencies.add(end_s - begin_s)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 import engine
-from engine.types import CancelToken, TensorSpec
+from engine.errors import ModelError
+from engine.types import CancelToken, TensorSpec, ValueKind
 from engine_serve.datatypes import NUMPY, name_of, of_array
 from engine_serve.errors import RequestError
 from engine_serve.latencies import Latencies
@@ -86,6 +87,13 @@ class LoadedModel:
         self.inputs = {spec.name: TensorMetadata.of(spec) for spec in facts.inputs or ()}
         self.outputs = {spec.name: TensorMetadata.of(spec) for spec in facts.outputs or ()}
         self.platform = f"{facts.format}_{facts.format}v1" if facts.format else "engine"
+        for spec in (*(facts.inputs or ()), *(facts.outputs or ())):
+            if spec.kind is not ValueKind.TENSOR:
+                raise ModelError(
+                    f"model {name!r}: {spec.name!r} is a {spec.kind}; the protocol carries tensors "
+                    "only",
+                    str(path),
+                )
         self.runner = engine.ModelParallelRunner()
         self.runner.build_from_file(str(path), when_full="raise", **options)
         self._is_sharing = not self.runner.statistics().batching.startswith("off")

@@ -47,6 +47,13 @@ class Inference:
     all_binary: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_text(self) -> bool:
+        """Return whether an output is answered element by element, and not as raw bytes."""
+        if self.outputs is None:
+            return not self.all_binary
+        return any(not output.is_binary and output.place is None for output in self.outputs)
+
 
 def timeout_of(parameters: Mapping[str, Any]) -> float | None:
     """Return the seconds that parameter `timeout`, in microseconds, gives; None without one."""

@@ -27,6 +27,7 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 _OPEN = frozenset(("/v2/health/live", "/v2/health/ready"))
+_LARGE = 100_000  # bytes of JSON: some milliseconds
 _log = logging.getLogger("engine_serve")
 
 
@@ -95,6 +96,7 @@ class Rest:
                 lambda model: request_of(body, header_length, model, regions),
                 lambda inference, results, model: answer_of(inference, results, model, regions),
                 token,
+                is_large=(len(body) if header_length is None else header_length) > _LARGE,
             )
         finally:
             watch.end()

@@ -10,8 +10,9 @@ from typing import Any
 
 import grpc
 from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 
-from engine_serve.errors import status_of, text_of
+from engine_serve.errors import RequestError, status_of, text_of
 from engine_serve.protocol import SERVICE, message, methods
 from engine_serve.rpc_methods import METHODS, Method, model_infer
 from engine_serve.service import Service
@@ -34,7 +35,7 @@ class Rpc:
         """Return what a grpc.aio server takes."""
         found = {}
         for name, request, response, is_stream in methods():
-            forms = (request.FromString, response.SerializeToString)
+            forms = (_reader(request), response.SerializeToString)
             if is_stream:
                 found[name] = grpc.stream_stream_rpc_method_handler(self._stream, *forms)
             else:
@@ -52,6 +53,8 @@ class Rpc:
             if is_guarded:
                 await self._check(context)
             try:
+                if isinstance(request, RequestError):
+                    raise request
                 found = await method(self._service, request, context)
             except Exception as error:
                 _note(error)
@@ -89,6 +92,8 @@ class Rpc:
                 task = None if ahead.empty() else ahead.get_nowait()
 
     async def _streamed(self, request: Any) -> Any:
+        if isinstance(request, RequestError):
+            return StreamResponse(error_message=text_of(request))
         try:
             return StreamResponse(infer_response=await model_infer(self._service, request, None))
         except Exception as error:
@@ -97,6 +102,18 @@ class Rpc:
             answer.infer_response.id = request.id
             answer.infer_response.model_name = request.model_name
             return answer
+
+
+def _reader(request: Any) -> Callable[[bytes], Any]:
+    """Return what reads a message; an error is what it read: grpc would log each as our fault."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return request.FromString(data)
+        except DecodeError as error:
+            return RequestError(f"not a {request.DESCRIPTOR.full_name}: {error}")
+
+    return read
 
 
 def _note(error: Exception) -> None:

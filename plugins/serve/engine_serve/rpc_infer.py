@@ -76,19 +76,18 @@ def request_of(
             at += 1
     if at != len(raws):
         raise RequestError(f"raw_input_contents has {len(raws)} elements for {at} inputs")
+    # An answer is raw, but for a request that is typed throughout.
+    is_raw = bool(raws) or any(tensor.parameters for tensor in request.inputs)
     outputs = []
     for wanted in request.outputs:
+        name = wanted.name
         own = parameters_of(wanted.parameters) if wanted.parameters else {}
-        outputs.append(
-            Output(wanted.name, classes_of(own, wanted.name), place=place_of(own, wanted.name))
-        )
+        outputs.append(Output(name, classes_of(own, name), is_raw, place_of(own, name)))
     parameters = parameters_of(request.parameters) if request.parameters else {}
     timeout_s = timeout_of(parameters)
     if left_s is not None:
         timeout_s = min(timeout_s or left_s, left_s)
     priority = priority_of(parameters, model.default_level)
-    # An answer is raw, but for a request that is typed throughout.
-    is_raw = bool(raws) or any(tensor.parameters for tensor in request.inputs)
     return Inference(request.id, inputs, outputs or None, timeout_s, priority, is_raw, parameters)
 
 

@@ -99,7 +99,7 @@ class Service:
             config_file.completed(model), preserving_proto_field_name=True
         )
         found.setdefault("max_batch_size", 0)
-        return found
+        return {key: _with_numbers(value, key) for key, value in found.items()}
 
     def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
         """Return the statistics of models. Raises NotFound, Unavailable."""
@@ -202,3 +202,18 @@ class Service:
             "log_verbose_level": self._verbose,
             "log_format": "default",
         }
+
+
+_WIDE = {
+    "dims", "versions", "max_queue_delay_microseconds", "priority_levels",
+    "default_priority_level", "default_timeout_microseconds",
+}  # fmt: skip
+"""Fields of 64 bits, which protobuf writes as text into JSON; clients expect numbers."""
+
+
+def _with_numbers(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _with_numbers(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(inner, key) for inner in value]
+    return int(value) if key in _WIDE else value

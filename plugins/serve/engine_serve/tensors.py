@@ -118,8 +118,7 @@ def from_json(datatype: object, shape: object, data: object, name: str) -> Array
     """Return the array of a list of JSON, nested or flat. Raises RequestError."""
     dtype = numpy_of(datatype, name)
     sizes = shape_of(shape, name)
-    flat: list[object] = []
-    _flatten(data, flat)
+    flat = _flat(data, name, _MOST_AXES)
     if len(flat) != math.prod(sizes):
         raise RequestError(
             f"input {name!r}: shape {list(sizes)} takes {math.prod(sizes)} elements, "
@@ -129,47 +128,44 @@ def from_json(datatype: object, shape: object, data: object, name: str) -> Array
     return cast(flat, dtype, str(datatype), name).reshape(sizes)
 
 
-def _flatten(data: object, flat: list[object]) -> None:
-    """Append the elements of nested lists in their order; json has bounded the depth."""
-    if isinstance(data, list):
-        if data and not isinstance(data[0], list) and not any(type(x) is list for x in data):
-            flat += data
-        else:
-            for part in data:
-                _flatten(part, flat)
-    else:
-        flat.append(data)
+def _flat(data: object, name: str, depth: int) -> list[Any]:
+    """Return the elements of nested lists in their order. Raises RequestError for deeper ones."""
+    if not depth:
+        raise RequestError(f"input {name!r}: data is nested more than {_MOST_AXES} deep", name)
+    if not isinstance(data, list):
+        return [data]
+    if list not in set(map(type, data)):
+        return data
+    return [element for part in data for element in _flat(part, name, depth - 1)]
 
 
 def cast(flat: list[Any], dtype: np.dtype[Any], datatype: str, name: str) -> Array:
     """Return elements as an array of a type that holds each of them. Raises RequestError."""
+    allowed: set[type] = {str} if datatype == BYTES else {int, float}
+    allowed = {bool} if datatype == "BOOL" else allowed
+    kinds = set(map(type, flat))
+    if not kinds <= allowed:
+        raise _misfit(name, datatype, next(x for x in flat if type(x) not in allowed))
     if datatype == BYTES:
-        wrong = next((x for x in flat if not isinstance(x, str)), None)
-        if wrong is not None:
-            raise _misfit(name, datatype, wrong)
         elements = np.empty(len(flat), object)
         elements[:] = flat
         return elements
-    numbers = (bool,) if datatype == "BOOL" else (int, float)
-    for element in flat:
-        if type(element) not in numbers:
-            raise _misfit(name, datatype, element)
-    if not flat:
-        return np.empty(0, dtype)
     try:
         with np.errstate(all="ignore"):
-            array: Array = np.array(flat, dtype)  # of whole numbers each is checked
-            given = np.array(flat, np.float64) if dtype.kind not in "iub" else array
+            array: Array = np.array(flat, dtype)
+            exact = (
+                np.array(flat, np.float64) if kinds & {float} or dtype.kind not in "iub" else None
+            )
     except (OverflowError, ValueError, TypeError) as error:
         raise RequestError(f"input {name!r}: {datatype} cannot hold it: {error}", name) from error
-    if dtype.kind in "iu":
-        for element, held in zip(flat, array.tolist(), strict=True):
-            if element != held:
-                raise _misfit(name, datatype, element)
-    elif dtype.kind != "b":
-        lost = np.isfinite(given) & ~np.isfinite(array.astype(np.float64))
-        if lost.any():
-            raise _misfit(name, datatype, flat[int(lost.argmax())])
+    if exact is None:
+        return array
+    if dtype.kind in "iu":  # each is checked: a float may stand for a whole number
+        lost = np.array([x != y for x, y in zip(flat, array.tolist(), strict=True)], bool)
+    else:
+        lost = np.isfinite(exact) & ~np.isfinite(array.astype(np.float64))
+    if lost.any():
+        raise _misfit(name, datatype, flat[int(lost.argmax())])
     return array
 
 
@@ -183,11 +179,15 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def to_json(array: Array) -> list[Any]:
-    """Return an array's elements, flat, as json writes them."""
+def to_json(array: Array) -> Any:
+    """Return an array's elements, flat, for `dumps`."""
     if array.dtype.kind in "OUST":
         return [x.decode(errors="replace") if isinstance(x, bytes) else str(x) for x in array.flat]
-    if array.dtype.kind not in "biuf" or (array.dtype.itemsize == 1 and array.dtype.kind == "f"):
-        array = array.astype(np.float32)  # types of ml_dtypes, which float32 holds exactly
-    flat: list[Any] = array.ravel().tolist()
-    return flat
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize < 4:
+        # Types of ml_dtypes and float16 are exact in float64; so are small whole numbers.
+        flat = array.astype(object if array.dtype.kind in "biu" else np.float64).ravel()
+    else:
+        flat = array.ravel()
+    if flat.dtype.kind == "f" and np.isfinite(flat).all():
+        return np.ascontiguousarray(flat)
+    return flat.tolist()

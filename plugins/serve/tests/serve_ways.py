@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 from collections.abc import Iterator
@@ -29,6 +30,17 @@ def scaled(path: Path, factor: float) -> Path:
     scaled (float[batch, 3] x) => (float[batch, 3] y) <float factor = {{{factor}}}> {{
         y = Mul (x, factor)
     }}"""
+    onnx.save(onnx.parser.parse_model(text), path)
+    return path
+
+
+def slow(path: Path) -> Path:
+    """y = sin(sin(... sin(x))), 300 times, x float32[1 << 18]: some tenths of a second."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = ["x", *(f"s{number}" for number in range(299)), "y"]
+    nodes = "\n".join(f"{after} = Sin ({before})" for before, after in itertools.pairwise(names))
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+    slow (float[{1 << 18}] x) => (float[{1 << 18}] y) {{ {nodes} }}"""
     onnx.save(onnx.parser.parse_model(text), path)
     return path
 

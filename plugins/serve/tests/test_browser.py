@@ -344,8 +344,8 @@ def test_it_fits_narrow_and_wide_windows_in_both_schemes(
         assert browser.js(f"return {root}.scrollWidth <= {root}.clientWidth"), width
     for selector in ("body", "#models th", "#facts dt", "#answer .took", ".primary", "td.state"):
         colours = browser.js(
-            "let at = document.querySelector(arguments[0]); const text = getComputedStyle(at).color;"
-            ""
+            "let at = document.querySelector(arguments[0]); "
+            "const text = getComputedStyle(at).color;"
             "const back = () => getComputedStyle(at).backgroundColor;"
             "while (back() === 'rgba(0, 0, 0, 0)') at = at.parentNode;"
             "return [text, back()]",
