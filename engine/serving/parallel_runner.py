@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from engine.serving.request_queue import RequestQueue
     from engine.serving.short_runs import Direct
     from engine.serving.statistics import RunnerStatistics
-    from engine.types import CancelToken, ModelDescription, Progress
+    from engine.types import CancelToken, ModelDescription, Placement, Progress
     from engine.typing import DecMode, Inputs, WhenFull
     from engine.weights.variables import Update
 
@@ -277,6 +277,15 @@ class ModelParallelRunner(Runner):
             return Model().get_inputs()  # which logs why
         model: Model = self._free_queue().runnable.model
         return model.get_inputs()
+
+    @property
+    def placement(self) -> list[Placement]:
+        """Return where each node of the model runs, on the device that has the least to do.
+
+        See Model.placement. Raises ModelStateError where the runner is not built, or closed.
+        """
+        model: Model = self._free_queue().runnable.model
+        return model.placement
 
     def update_weights(self, weights: Update) -> None:
         """Exchange weights that were declared variable, for all workers at once.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,8 +22,10 @@ from engine_serve.service import Service
 _log = logging.getLogger("engine_serve")
 
 
-def addresses(service: Service, metrics: Metrics, most_bytes: int) -> Starlette:
-    """Return the application of all addresses but inference's."""
+def addresses(
+    service: Service, metrics: Metrics, most_bytes: int, further: Sequence[Route] = ()
+) -> Starlette:
+    """Return the application of all addresses but inference's. further: routes beside them."""
 
     def given(request: Request, key: str) -> str:
         found: str = request.path_params.get(key, "")
@@ -138,7 +140,7 @@ def addresses(service: Service, metrics: Metrics, most_bytes: int) -> Starlette:
         Route(f"{of_model}/trace/setting", trace, methods=["GET", "POST"]),
         Route("/v2/logging", logs, methods=["GET", "POST"]),
     ]
-    guarded = [_guarded(route) for route in routes]
+    guarded = [_guarded(route) for route in (*routes, *further)]
     return Starlette(routes=guarded, exception_handlers={HTTPException: _not_here})
 
 

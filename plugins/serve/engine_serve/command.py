@@ -94,6 +94,7 @@ _SECONDS = click.FloatRange(0, 86400, min_open=True)
     default=True,
     help="Let clients load and unload models.",
 )
+@click.option("--no-page", is_flag=True, help="Show no page to browsers at /.")
 @click.option("--json", "as_json", is_flag=True, help="Log lines of JSON.")
 def serve(
     models: tuple[str, ...],
@@ -114,6 +115,7 @@ def serve(
     tls_key: str | None,
     shared_memory: bool | None,
     model_control: bool,
+    no_page: bool,
     as_json: bool,
 ) -> None:
     """Serve models by the Open Inference Protocol, over REST and gRPC."""
@@ -136,6 +138,7 @@ def serve(
         key=tls_key or "",
         shares_memory=is_local if shared_memory is None else shared_memory,
         may_change=model_control,
+        has_page=not no_page,
     )
     if not is_local and not settings.token:
         _log.warning("whoever reaches %s may use the models; --token-file asks for a token", host)

@@ -45,12 +45,14 @@ async def infer(
             raise
         input_s = perf_counter() - begin_s
         results = await model.infer(inference, inputs, cancel)
-        begin_s = perf_counter()
+        results_s = perf_counter()
         if inference.is_text and sum(value.size for value in results.values()) > _LARGE:
             answer = await asyncio.to_thread(write, inference, results, model)
         else:
             answer = write(inference, results, model)
-        model.own.add(model.samples_of(inference), input_s, perf_counter() - begin_s)
+        end_s = perf_counter()
+        model.own.add(model.samples_of(inference), input_s, end_s - results_s)
+        model.own.latencies.add(end_s - begin_s)
         return answer
     finally:
         repository.give_back(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,6 +15,7 @@ from engine.errors import ModelError
 from engine.types import CancelToken, TensorSpec, ValueKind
 from engine_serve.datatypes import NUMPY, name_of, of_array
 from engine_serve.errors import RequestError
+from engine_serve.latencies import Latencies
 from engine_serve.request import Inference
 from engine_serve.tensors import Array
 
@@ -54,6 +55,7 @@ class Own:
     input_s: float = 0.0
     output_s: float = 0.0
     last: float = 0.0
+    latencies: Latencies = field(default_factory=Latencies)
 
     def add(self, samples: int, input_s: float, output_s: float) -> None:
         """Note a request that was answered."""

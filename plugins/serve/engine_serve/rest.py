@@ -18,6 +18,7 @@ from engine_serve.body import ClientGone, Receive, Watch, read
 from engine_serve.errors import RequestError, status_of, text_of
 from engine_serve.inferring import infer
 from engine_serve.metrics import Metrics
+from engine_serve.page import Page
 from engine_serve.rest_infer import answer_of, joined, request_of
 from engine_serve.service import Service
 
@@ -25,25 +26,36 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
-_OPEN = ("/v2/health/live", "/v2/health/ready")
+_OPEN = frozenset(("/v2/health/live", "/v2/health/ready"))
 _LARGE = 100_000  # bytes of JSON: some milliseconds
 _log = logging.getLogger("engine_serve")
 
 
 class Rest:
-    """The ASGI application. most_bytes: of a body. token: what clients must show; "" for none."""
+    """The ASGI application.
 
-    def __init__(self, service: Service, metrics: Metrics, most_bytes: int, token: str) -> None:
+    most_bytes: of a body. token: what clients must show; "" for none. page: for browsers.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        metrics: Metrics,
+        most_bytes: int,
+        token: str,
+        page: Page | None = None,
+    ) -> None:
         self._service, self._most_bytes = service, most_bytes
         self._token = f"Bearer {token}".encode() if token else b""
-        self._others = addresses(service, metrics, most_bytes)
+        self._open = _OPEN | (page.open_paths if page else frozenset())
+        self._others = addresses(service, metrics, most_bytes, page.routes if page else ())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
             raise RuntimeError(f"there is nothing here but http, got {scope['type']}")
         path = scope["path"]
-        if self._token and path not in _OPEN and not self._is_known(scope["headers"]):
+        if self._token and path not in self._open and not self._is_known(scope["headers"]):
             await _answer(send, 401, b'{"error":"a token is needed: Authorization: Bearer TOKEN"}')
             return
         found = _INFER.fullmatch(path)

@@ -18,6 +18,7 @@ import uvloop
 from engine.errors import SettingError
 from engine_serve.http_limits import limited
 from engine_serve.metrics import Metrics
+from engine_serve.page import Page
 from engine_serve.repository import Repository
 from engine_serve.rest import Rest
 from engine_serve.rpc import Rpc
@@ -48,6 +49,7 @@ class Settings:
     key: str = ""
     shares_memory: bool = True
     may_change: bool = True
+    has_page: bool = True
 
 
 class Server:
@@ -148,7 +150,11 @@ class Server:
 
     def _http(self) -> uvicorn.Config:
         settings = self._settings
-        app = Rest(self.service, Metrics(self._repository), settings.most_bytes, settings.token)
+        token, page = settings.token, None
+        if settings.has_page:
+            page = Page(self.service, needs_token=bool(token))
+        metrics = Metrics(self._repository)
+        app = Rest(self.service, metrics, settings.most_bytes, token, page)
         return uvicorn.Config(
             app,
             http=limited(settings.read_s, settings.connections),
