@@ -48,9 +48,9 @@ class SharingInService:
             if seconds < _STRETCH_S or count < _LEAST:
                 self._begun = begun
                 return
-            requests, lasted_s = self._totals[self.is_on]
-            self._totals[self.is_on] = requests + count, lasted_s + seconds
-            del self._stretches[0]
+            way = self._stretches.pop(0)
+            requests, lasted_s = self._totals[way]
+            self._totals[way] = requests + count, lasted_s + seconds
             if self._stretches:
                 self.is_on = self._stretches[0]
             else:
