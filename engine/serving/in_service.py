@@ -8,7 +8,6 @@ from __future__ import annotations
 
 _STRETCH_S = 0.03
 _LEAST = 32  # requests in a stretch
-_ORDER = (True, False, False, True)  # what grows or falls steadily meanwhile counts for both
 _IDLE_S = 0.25  # between two looks: no request came, and so the stretches tell nothing
 # A comparison that finds the same again is followed by a pause of twice the length.
 _FIRST_PAUSE_S = 1.0
@@ -38,8 +37,8 @@ class SharingInService:
         begun, self._begun = self._begun, None
         if not self._stretches:
             if now_s >= self._next_s and (self.has_shared or not self.is_on):
-                self._stretches, self.has_shared = [*_ORDER], False
-                self.is_on = self._stretches[0]
+                found, self.has_shared = self._found, False
+                self._stretches = [found, not found, found]
         elif idle_s > _IDLE_S:
             self._stretches, self.is_on = [], self._found
         elif begun is None:  # until here were the last requests of the stretch before
@@ -49,9 +48,9 @@ class SharingInService:
             if seconds < _STRETCH_S or count < _LEAST:
                 self._begun = begun
                 return
-            requests, lasted_s = self._totals[self.is_on]
-            self._totals[self.is_on] = requests + count, lasted_s + seconds
-            del self._stretches[0]
+            way = self._stretches.pop(0)
+            requests, lasted_s = self._totals[way]
+            self._totals[way] = requests + count, lasted_s + seconds
             if self._stretches:
                 self.is_on = self._stretches[0]
             else:

@@ -31,9 +31,6 @@ class Layout:
         self.is_plain = all(
             spec.dtype in PLAIN and spec.kind is ValueKind.TENSOR for spec in (*inputs, *outputs)
         )
-        self.is_static = all(
-            isinstance(dim, int) for spec in inputs for dim in spec.shape or (None,)
-        )
         self.echoes = frozenset(self.input_names) & frozenset(self.output_names)
         # Strings have no memory to bind; and ONNX Runtime 1.31 leaves a bound output untouched,
         # without an error, where the graph's output is the graph's input itself.
