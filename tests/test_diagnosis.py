@@ -264,7 +264,7 @@ def test_every_variable_that_the_source_reads_is_known() -> None:
     sources = [path for path in sources if path.parent.name != "diagnosis"]
     assert len(sources) > 50
     read = {name for path in sources for name in re.findall(r"\bENGINE_[A-Z_]+", path.read_text())}
-    assert read == set(VARIABLES)
+    assert read - {"ENGINE_ERROR"} == set(VARIABLES)  # onnxruntime's word for one of its codes
 
 
 # -------------------------------------------------------------------------------------- machine

@@ -5,7 +5,6 @@ They are given as its session configuration entries are, under their own names.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -80,6 +79,8 @@ def _free_dimensions(settings: ort.SessionOptions, text: str) -> None:
 
 
 def _read(text: str, kind: type) -> Any:
+    import json  # few give such entries
+
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:

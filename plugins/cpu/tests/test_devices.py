@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import engine_cpu.runtime
 from engine_cpu import engine_devices, engine_diagnose
 
 DAMAGED = {
@@ -29,6 +30,7 @@ def test_a_damaged_onnxruntime_is_an_answer_with_a_fix(
     monkeypatch.syspath_prepend(tmp_path)
     for name in [each for each in sys.modules if each.partition(".")[0] == "onnxruntime"]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, engine_cpu.runtime.__name__)  # imports it anew
     devices = engine_devices()
     assert devices.found == ()
     assert devices.reason.startswith(reason)

@@ -60,6 +60,7 @@ RESERVED = frozenset(
         *(
             "null",
             "mindir",
+            "serve",
             "telemetry",
             "testing",
             "command",

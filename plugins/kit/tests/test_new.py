@@ -160,7 +160,7 @@ def test_a_module_that_is_there_is_not_hidden(plugin_folder: Path) -> None:
 def test_names_of_this_project_are_reserved() -> None:
     modules = {path.name.removeprefix("engine_") for path in PLUGINS.glob("*/engine_*")}
     sections = {name.removesuffix("_context") for name in KNOWN if name.endswith("_context")}
-    assert len(modules) == 6
+    assert len(modules) == 7
     assert modules | sections | {"command", "cpu"} <= RESERVED
 
 
