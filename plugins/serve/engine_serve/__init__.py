@@ -8,6 +8,7 @@ request.py     an inference as both see it: from inputs to the outputs that were
 tensors.py     values on the wire: raw bytes, JSON, BYTES; datatypes.py: names of element types
 repository.py  models by name and version, loaded and unloaded; folder.py: files; loaded.py: one
 errors.py      errors that clients see, with their codes
+page.py        the page for browsers, with the files in page/; origins.py: other sites' pages
 protocol.py    the messages of protocol.proto
 """
 

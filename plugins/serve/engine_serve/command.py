@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ from engine.types import CancelToken
 from engine_serve.building import builder
 from engine_serve.folder import sources
 from engine_serve.logs import to_stderr
+from engine_serve.origins import is_loopback
 from engine_serve.repository import Repository
 from engine_serve.server import Server, Settings
 
@@ -94,6 +94,13 @@ _SECONDS = click.FloatRange(0, 86400, min_open=True)
     default=True,
     help="Let clients load and unload models.",
 )
+@click.option(
+    "--allow-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name that browsers may know the server by, as behind a proxy. May be repeated.",
+)
 @click.option("--no-page", is_flag=True, help="Show no page to browsers at /.")
 @click.option("--json", "as_json", is_flag=True, help="Log lines of JSON.")
 def serve(
@@ -115,6 +122,7 @@ def serve(
     tls_key: str | None,
     shared_memory: bool | None,
     model_control: bool,
+    allowed_hosts: tuple[str, ...],
     no_page: bool,
     as_json: bool,
 ) -> None:
@@ -139,6 +147,7 @@ def serve(
         shares_memory=is_local if shared_memory is None else shared_memory,
         may_change=model_control,
         has_page=not no_page,
+        allowed_hosts=allowed_hosts,
     )
     if not is_local and not settings.token:
         _log.warning("whoever reaches %s may use the models; --token-file asks for a token", host)
@@ -192,14 +201,6 @@ def _in_thread(work: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address is reached from this host alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def token_of(path: str) -> str:

@@ -89,7 +89,7 @@ def _file(folder: Path, config: Any) -> Path:
 def sources(words: Iterable[str]) -> dict[str, Source]:
     """Return the models that a command line names: files, NAME=FILE, and folders of models.
 
-    Raises ModelNotFound, and SettingError for two of one name.
+    Raises ModelNotFound, and SettingError for two of one name and for one with a slash.
     """
     found: dict[str, Source] = {}
     for word in words:
@@ -97,6 +97,11 @@ def sources(words: Iterable[str]) -> dict[str, Source]:
         if name and Path(word).exists():
             name, path = "", word
         for source in _of(name, Path(path)):
+            if "/" in source.name:
+                raise SettingError(
+                    f"a model cannot be named {source.name!r}: a slash ends a name in an address; "
+                    f"give it another: NAME={source.path}"
+                )
             if source.name in found:
                 raise SettingError(
                     f"two models are named {source.name!r}: {found[source.name].path} and "

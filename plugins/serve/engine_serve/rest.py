@@ -18,6 +18,7 @@ from engine_serve.body import ClientGone, Receive, Watch, read
 from engine_serve.errors import RequestError, status_of, text_of
 from engine_serve.inferring import infer
 from engine_serve.metrics import Metrics
+from engine_serve.origins import Origins
 from engine_serve.page import Page
 from engine_serve.rest_infer import answer_of, joined, request_of
 from engine_serve.service import Service
@@ -34,7 +35,8 @@ _log = logging.getLogger("engine_serve")
 class Rest:
     """The ASGI application.
 
-    most_bytes: of a body. token: what clients must show; "" for none. page: for browsers.
+    most_bytes: of a body. token: what clients must show; "" for none. origins: the sites whose
+    pages may ask. page: for browsers.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class Rest:
         metrics: Metrics,
         most_bytes: int,
         token: str,
+        origins: Origins,
         page: Page | None = None,
     ) -> None:
+        self._origins = origins
         self._service, self._most_bytes = service, most_bytes
         self._token = f"Bearer {token}".encode() if token else b""
         self._open = _OPEN | (page.open_paths if page else frozenset())
@@ -55,6 +59,9 @@ class Rest:
         if scope["type"] != "http":
             raise RuntimeError(f"there is nothing here but http, got {scope['type']}")
         path = scope["path"]
+        if fault := self._origins.fault(scope["headers"]):
+            await _answer(send, 403, json.dumps({"error": fault}).encode())
+            return
         if self._token and path not in self._open and not self._is_known(scope["headers"]):
             await _answer(send, 401, b'{"error":"a token is needed: Authorization: Bearer TOKEN"}')
             return

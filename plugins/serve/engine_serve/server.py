@@ -18,6 +18,7 @@ import uvloop
 from engine.errors import SettingError
 from engine_serve.http_limits import limited
 from engine_serve.metrics import Metrics
+from engine_serve.origins import Origins, is_loopback
 from engine_serve.page import Page
 from engine_serve.repository import Repository
 from engine_serve.rest import Rest
@@ -34,7 +35,8 @@ class Settings:
 
     most_bytes: of a request. read_s: for a request's headers, and for each next part of its body.
     connections: of REST at once. drain_s: for requests that run when the server ends.
-    certificate, key: PEM files.
+    certificate, key: PEM files. allowed_hosts: names that browsers may know the server by, beside
+    its own.
     """
 
     host: str = "127.0.0.1"
@@ -50,6 +52,7 @@ class Settings:
     shares_memory: bool = True
     may_change: bool = True
     has_page: bool = True
+    allowed_hosts: tuple[str, ...] = ()
 
 
 class Server:
@@ -154,7 +157,9 @@ class Server:
         if settings.has_page:
             page = Page(self.service, needs_token=bool(token))
         metrics = Metrics(self._repository)
-        app = Rest(self.service, metrics, settings.most_bytes, token, page)
+        is_open = is_loopback(settings.host) and not token
+        origins = Origins(settings.allowed_hosts, checks_hosts=is_open)
+        app = Rest(self.service, metrics, settings.most_bytes, token, origins, page)
         return uvicorn.Config(
             app,
             http=limited(settings.read_s, settings.connections),

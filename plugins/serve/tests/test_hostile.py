@@ -78,7 +78,9 @@ def test_damaged_rest_requests_are_errors_of_the_client(
 def test_damaged_http_is_refused(affine: Served, count: int) -> None:
     chance = random.Random(count)
     body = json.dumps({"inputs": [{**tensor(X), "shape": [2, 3]}]})
-    head = f"POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+    head = (
+        f"POST /v2/models/affine/infer HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {len(body)}"
+    )
     whole = f"{head}\r\nConnection: close\r\n\r\n{body}".encode()
     for _ in range(count):
         with connected(affine.http) as connection:
@@ -155,7 +157,7 @@ def test_a_deep_or_long_json_is_refused(affine: Served) -> None:
 def test_a_client_that_breaks_off_harms_no_other(affine: Served) -> None:
     body, headers = binary(np.ones((1000, 3), np.float32))
     lines = "".join(f"{key}: {value}\r\n" for key, value in headers.items())
-    head = f"POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\n{lines}"
+    head = f"POST /v2/models/affine/infer HTTP/1.1\r\nHost: [::1]\r\n{lines}"
     for sent in range(0, len(body), 2000):
         with connected(affine.http) as connection:
             text = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:sent]

@@ -103,7 +103,7 @@ def test_a_request_whose_client_goes_away_is_cancelled(busy: Served, kind: str) 
     time.sleep(0.05)
     if kind == "http":
         lines = [f"{key}: {value}" for key, value in headers.items()]
-        head = "\r\n".join(["POST /v2/models/slow/infer HTTP/1.1", "Host: x", *lines])
+        head = "\r\n".join(["POST /v2/models/slow/infer HTTP/1.1", "Host: [::1]", *lines])
         with connected(busy.http) as connection:
             connection.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
             time.sleep(0.05)
@@ -123,7 +123,7 @@ def test_a_body_above_the_limit_is_refused_before_it_is_read(serve: Serve, tmp_p
     found = serve(models.affine(tmp_path), most_bytes=1000)
     text = "more than the 1000 that this server takes"
     with connected(found.http) as connection:
-        head = "POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n"
+        head = "POST /v2/models/affine/infer HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1001\r\n\r\n"
         connection.sendall(head.encode())
         answer = connection.recv(10_000).decode()
     assert answer.startswith("HTTP/1.1 413 ")
@@ -158,7 +158,9 @@ def test_a_connection_that_sends_no_whole_head_is_closed(
 
 def test_a_body_that_stops_coming_ends_its_connection(serve: Serve, tmp_path: Path) -> None:
     found = serve(models.affine(tmp_path), read_s=0.2)
-    head = "POST /v2/models/affine/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+    head = (
+        "POST /v2/models/affine/infer HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 100\r\n\r\n{"
+    )
     with connected(found.http) as connection:
         connection.sendall(head.encode())
         assert connection.recv(10_000) == b""
@@ -172,10 +174,10 @@ def test_connections_above_the_limit_are_told_so(serve: Serve, tmp_path: Path) -
     try:
         for _ in range(2):
             held.append(connected(found.http))
-            held[-1].sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+            held[-1].sendall(b"GET /v2 HTTP/1.1\r\nHost: [::1]\r\n\r\n")
             assert held[-1].recv(10_000).startswith(b"HTTP/1.1 200")
         with connected(found.http) as connection:
-            connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+            connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: [::1]\r\n\r\n")
             assert connection.recv(10_000).startswith(b"HTTP/1.1 503")
     finally:
         for each in held:
