@@ -78,9 +78,7 @@ def test_damaged_rest_requests_are_errors_of_the_client(
 def test_damaged_http_is_refused(affine: Served, count: int) -> None:
     chance = random.Random(count)
     body = json.dumps({"inputs": [{**tensor(X), "shape": [2, 3]}]})
-    head = (
-        f"POST /v2/models/affine/infer HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {len(body)}"
-    )
+    head = f"POST /v2/models/affine/infer HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {len(body)}"
     whole = f"{head}\r\nConnection: close\r\n\r\n{body}".encode()
     for _ in range(count):
         with connected(affine.http) as connection:

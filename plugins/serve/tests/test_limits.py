@@ -123,7 +123,9 @@ def test_a_body_above_the_limit_is_refused_before_it_is_read(serve: Serve, tmp_p
     found = serve(models.affine(tmp_path), most_bytes=1000)
     text = "more than the 1000 that this server takes"
     with connected(found.http) as connection:
-        head = "POST /v2/models/affine/infer HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1001\r\n\r\n"
+        head = (
+            "POST /v2/models/affine/infer HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 1001\r\n\r\n"
+        )
         connection.sendall(head.encode())
         answer = connection.recv(10_000).decode()
     assert answer.startswith("HTTP/1.1 413 ")
@@ -158,9 +160,7 @@ def test_a_connection_that_sends_no_whole_head_is_closed(
 
 def test_a_body_that_stops_coming_ends_its_connection(serve: Serve, tmp_path: Path) -> None:
     found = serve(models.affine(tmp_path), read_s=0.2)
-    head = (
-        "POST /v2/models/affine/infer HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 100\r\n\r\n{"
-    )
+    head = "POST /v2/models/affine/infer HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 100\r\n\r\n{"
     with connected(found.http) as connection:
         connection.sendall(head.encode())
         assert connection.recv(10_000) == b""
