@@ -21,6 +21,7 @@ from serve_ways import Served, identity, infer, scaled, served
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 
+from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
@@ -47,7 +48,13 @@ class Browser:
             self.wait(lambda: self.one("#model-title").text == model)
 
     def wait(self, condition: Callable[[], Any]) -> Any:
-        return WebDriverWait(self.driver, WAIT_S, 0.05).until(lambda _: condition())
+        waiting = WebDriverWait(
+            self.driver,
+            WAIT_S,
+            0.05,
+            [StaleElementReferenceException],  # the page has drawn anew
+        )
+        return waiting.until(lambda _: condition())
 
     def all(self, selector: str) -> list[Any]:
         return list(self.driver.find_elements(By.CSS_SELECTOR, selector))
