@@ -93,7 +93,7 @@ class ServedModel:
         """
         tensors, parts = [], []
         for spec, value in zip(self.inputs, values, strict=True):
-            array = np.asarray(value)
+            array = _cast(spec, np.asarray(value))
             tensor: dict[str, Any] = {
                 "name": spec.name,
                 "shape": array.shape,
@@ -177,9 +177,18 @@ class ServedModel:
     ) -> tuple[Any, memoryview]:
         """Return the JSON of the answer, and the binary data behind it."""
         connection = self._connection()
+        was_open = connection.sock is not None
         try:
-            connection.request(method, path, body, {**self._headers, **headers})
-            response = connection.getresponse()
+            try:
+                connection.request(method, path, body, {**self._headers, **headers})
+                response = connection.getresponse()
+            except (ConnectionError, http.client.BadStatusLine):
+                connection.close()
+                if not was_open:
+                    raise
+                # A server ends connections that were idle: this one asks anew.
+                connection.request(method, path, body, {**self._headers, **headers})
+                response = connection.getresponse()
             data = response.read()
         except TimeoutError:
             connection.close()
@@ -242,14 +251,27 @@ def _parsed(url: str) -> tuple[SplitResult, str, str, str]:
     return address, prefix, name, version
 
 
+def _cast(spec: TensorSpec, array: Array) -> Array:
+    """Return an array in an input's element type. Raises InputError where that changes values."""
+    if spec.dtype is DType.STRING or array.dtype == spec.dtype.numpy:
+        return array
+    with np.errstate(all="ignore"):
+        cast = array.astype(spec.dtype.numpy)
+    is_float = array.dtype.kind in "fc" and cast.dtype.kind not in "iub"  # which may be rounded
+    same = np.isfinite(array) == np.isfinite(cast) if is_float else cast == array
+    if not np.all(same):
+        raise InputError(
+            f"input {spec.name!r}: expected {spec}, got {array.dtype} values that do not fit",
+            spec.name,
+        )
+    return cast
+
+
 def _packed(array: Array, dtype: DType) -> bytes:
     """Return an array as binary data: little-endian, a string behind its length."""
     if dtype is DType.STRING:
         texts = [item if isinstance(item, bytes) else str(item).encode() for item in array.flat]
         return b"".join(struct.pack("<I", len(text)) + text for text in texts)
-    wanted = dtype.numpy
-    if array.dtype != wanted:
-        array = array.astype(wanted)
     return array.tobytes()
 
 

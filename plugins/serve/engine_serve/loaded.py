@@ -87,6 +87,8 @@ class LoadedModel:
         self.inputs = {spec.name: TensorMetadata.of(spec) for spec in facts.inputs or ()}
         self.outputs = {spec.name: TensorMetadata.of(spec) for spec in facts.outputs or ()}
         self.platform = f"{facts.format}_{facts.format}v1" if facts.format else "engine"
+        ranked = [spec for spec in facts.inputs or () if spec.shape is not None]
+        self._ranks = {spec.name: len(spec.shape or ()) for spec in ranked}
         for spec in (*(facts.inputs or ()), *(facts.outputs or ())):
             if spec.kind is not ValueKind.TENSOR:
                 raise ModelError(
@@ -98,6 +100,7 @@ class LoadedModel:
         self.runner.build_from_file(str(path), when_full="raise", **options)
         self._is_sharing = not self.runner.statistics().batching.startswith("off")
         self._short: set[object] = set()
+        self._handed = 0  # requests that other threads run, or that wait for them
 
     def checked(self, inference: Inference) -> dict[str, Array]:
         """Return inputs of the model's names and types; the core checks their shapes.
@@ -113,6 +116,9 @@ class LoadedModel:
                     f"{', '.join(self.inputs) or 'none'}",
                     name,
                 )
+            if value.ndim != self._ranks.get(name, value.ndim):  # the core would take another shape
+                got = f"{of_array(value)}{list(value.shape)}"
+                raise RequestError(f"input {name!r}: expected {wanted}, got {got}", name)
             dtype = NUMPY.get(wanted.datatype)
             if dtype is None or value.dtype == dtype:
                 continue
@@ -145,24 +151,31 @@ class LoadedModel:
 
         inputs: as `checked` returns them. A run that is known to be short runs here, in the event
         loop: that takes less time than to hand it to another thread. A run that others may share
-        does not.
+        does not, nor one beside others: it might wait for a slot, and the loop with it.
         """
         timeout_s = inference.timeout_s or self.default_timeout_s or None
         is_plain = timeout_s is None and not inference.priority
         shapes = tuple([value.shape for value in inputs.values()])
         begin_s = perf_counter()
-        if is_plain and shapes in self._short:
+        if is_plain and not self._handed and shapes in self._short:
             results = self.runner.predict(inputs)
             if perf_counter() - begin_s > _LONG_S:
                 self._short.discard(shapes)
         else:
-            results = await self.runner.predict_async(
-                inputs,
-                timeout_s=timeout_s,
-                cancel=cancel,
-                priority=inference.priority,
-                request_id=inference.id if inference.id.isprintable() else "",
-            )
+            self._handed += 1
+            try:
+                results = await self.runner.predict_async(
+                    inputs,
+                    timeout_s=timeout_s,
+                    cancel=cancel,
+                    priority=inference.priority,
+                    request_id=inference.id if inference.id.isprintable() else "",
+                )
+            except BaseException:
+                self._short.clear()  # its run may go on, and hold its slot
+                raise
+            finally:
+                self._handed -= 1
             took_s = perf_counter() - begin_s
             is_short = took_s < _SHORT_S and not self._is_sharing
             if is_short and len(self._short) < _MOST_SHAPES:

@@ -136,6 +136,7 @@ class Repository:
             source = self._source(name)
             self._loading = name
             built: dict[str, LoadedModel] = {}
+            own = config is None  # a client's mistake says nothing of the server's readiness
             try:
                 config = source.config() if config is None else config
                 files = source.versions(config)
@@ -145,7 +146,7 @@ class Repository:
                 for model in built.values():
                     model.close()
                 with self._lock:
-                    if name not in self._models:
+                    if name not in self._models and own:
                         self._failures[name] = text_of(error)
                 raise
             finally:

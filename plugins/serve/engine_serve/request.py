@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 from engine_serve.errors import RequestError
 from engine_serve.tensors import Array
 
+_LONGEST_US = 1 << 50  # 35 years; a float holds it
 _MOST_PRIORITY = 100  # of the engine's; the protocol's highest is 1
 
 
@@ -62,7 +63,7 @@ def timeout_of(parameters: Mapping[str, Any]) -> float | None:
         raise RequestError(
             f"parameter 'timeout' must be whole microseconds from 0, got {wanted!r}", "timeout"
         )
-    return wanted / 1e6 if wanted else None
+    return min(wanted, _LONGEST_US) / 1e6 if wanted else None
 
 
 def priority_of(parameters: Mapping[str, Any], default_level: int = 0) -> int:

@@ -78,6 +78,8 @@ class Rest:
 
     def _is_known(self, headers: list[tuple[bytes, bytes]]) -> bool:
         given = next((value for name, value in headers if name == b"authorization"), b"")
+        if given[:7].lower() == b"bearer ":  # the scheme has no case (RFC 9110)
+            given = b"Bearer " + given[7:]
         return hmac.compare_digest(given, self._token)
 
     async def _infer(

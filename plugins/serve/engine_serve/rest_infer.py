@@ -49,7 +49,7 @@ def request_of(
     rest = body[header_length:]
     parameters = _parameters(head, "the request")
     request_id = head.get("id", "")
-    if not isinstance(request_id, str):
+    if not isinstance(request_id, str) or not _is_text(request_id):
         raise RequestError(f"id must be text, got {request_id!r}")
     inputs: dict[str, Array] = {}
     at = 0
@@ -119,6 +119,15 @@ def _raw(body: memoryview, model: LoadedModel) -> Inference:
     return Inference("", {spec.name: value}, all_binary=True)
 
 
+def _is_text(value: str) -> bool:
+    """Return False for half of a pair of surrogates, which JSON can write and UTF-8 cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def object_of(text: Raw) -> dict[str, Any]:
     """Return the object of a JSON text. Raises RequestError."""
     try:
@@ -175,7 +184,7 @@ def _parameters(tensor: Mapping[str, Any], whose: str) -> dict[str, Any]:
 
 
 def _outputs(head: Mapping[str, Any], all_binary: bool) -> list[Output] | None:
-    if not head.get("outputs"):
+    if head.get("outputs") in (None, []):
         return None
     found = []
     for tensor in _list(head, "outputs"):

@@ -73,18 +73,23 @@ class Rpc:
         """Yield the answers to a stream's requests in their order; several are at work at once."""
         if self._token:
             await self._check(context)
-        ahead: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(_STREAMED)
+        ahead: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()
+        room = asyncio.Semaphore(_STREAMED)
 
         async def read() -> None:
-            async for request in requests:
-                await ahead.put(asyncio.ensure_future(self._streamed(request)))
-            await ahead.put(None)
+            try:
+                async for request in requests:
+                    await room.acquire()  # before there is a task that nobody would cancel
+                    ahead.put_nowait(asyncio.ensure_future(self._streamed(request)))
+            finally:
+                ahead.put_nowait(None)
 
         reader = asyncio.ensure_future(read())
         task: asyncio.Task[Any] | None = None
         try:
             while (task := await ahead.get()) is not None:
                 yield await task
+                room.release()
         finally:
             reader.cancel()
             while task is not None:

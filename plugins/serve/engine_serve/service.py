@@ -9,6 +9,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
+from engine.errors import SettingError
 from engine_serve import __version__, config_file
 from engine_serve.errors import NotFound, RequestError, Unsupported
 from engine_serve.repository import Repository
@@ -123,8 +124,16 @@ class Service:
             raise Unsupported(
                 f"parameter {files[0]!r}: models come from the server's folder, not from requests"
             )
-        config = config_file.of_json(parameters["config"]) if "config" in parameters else None
-        await asyncio.to_thread(self.repository.load, name, config)
+        if "config" not in parameters:
+            await asyncio.to_thread(self.repository.load, name)
+            return
+        try:
+            config = config_file.of_json(parameters["config"])
+            if any(output.label_filename for output in config.output):
+                raise RequestError("label_filename: only a folder's own config.pbtxt names files")
+            await asyncio.to_thread(self.repository.load, name, config)
+        except SettingError as error:
+            raise RequestError(str(error)) from error
 
     async def unload(self, name: str) -> None:
         """Unload a model. Raises NotFound."""
@@ -179,8 +188,10 @@ class Service:
             if key in ("log_file", "log_format") and value != now[key]:
                 raise Unsupported(f"log setting {key!r} is fixed when the server starts")
         verbose = wanted.get("log_verbose_level", now["log_verbose_level"])
-        if verbose < 0:
-            raise RequestError(f"log setting 'log_verbose_level' must be 0 or more, got {verbose}")
+        if not 0 <= verbose < 1 << 32:
+            raise RequestError(
+                f"log setting 'log_verbose_level' must be a number of 32 bits, got {verbose}"
+            )
         on = {key: wanted.get(key, now[key]) for key in _LEVELS}
         self._verbose = verbose
         _log.setLevel(

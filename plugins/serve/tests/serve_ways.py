@@ -34,13 +34,13 @@ def scaled(path: Path, factor: float) -> Path:
     return path
 
 
-def slow(path: Path) -> Path:
-    """y = sin(sin(... sin(x))), 300 times, x float32[1 << 18]: some tenths of a second."""
+def slow(path: Path, size: int | str = 1 << 18) -> Path:
+    """y = sin(sin(... sin(x))), 300 times; with 1 << 18 numbers some tenths of a second."""
     path.parent.mkdir(parents=True, exist_ok=True)
     names = ["x", *(f"s{number}" for number in range(299)), "y"]
     nodes = "\n".join(f"{after} = Sin ({before})" for before, after in itertools.pairwise(names))
     text = f"""<ir_version: 8, opset_import: ["" : 17]>
-    slow (float[{1 << 18}] x) => (float[{1 << 18}] y) {{ {nodes} }}"""
+    slow (float[{size}] x) => (float[{size}] y) {{ {nodes} }}"""
     onnx.save(onnx.parser.parse_model(text), path)
     return path
 

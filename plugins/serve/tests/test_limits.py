@@ -14,6 +14,7 @@ import tritonclient.grpc as rpc
 from serve_ways import Served, X, ask, ask_raw, binary, connected, infer, served, slow, tensor
 from tritonclient.utils import InferenceServerException
 
+from engine.host.cpus import usable_cpus
 from engine_testing import models
 
 LONG = np.ones(1 << 18, np.float32)
@@ -63,6 +64,12 @@ def test_a_timeout_that_is_none_is_refused(affine: Served, timeout: object) -> N
     assert "parameter 'timeout' must be whole microseconds" in found["error"]
 
 
+def test_a_timeout_of_any_length_is_taken(affine: Served) -> None:
+    for timeout in (1 << 62, 10**400):
+        parameters = {"timeout": timeout}
+        assert infer(affine.http, "affine", tensor(X), parameters=parameters)[0] == 200
+
+
 def test_grpcs_own_deadline_ends_a_request(busy: Served) -> None:
     given = rpc.InferInput("x", LONG.shape, "FP32")
     given.set_data_from_numpy(LONG)
@@ -90,6 +97,30 @@ def test_a_full_queue_refuses_with_429(busy: Served) -> None:
     assert {*found} == {200, 429}
     assert found.count(200) >= 3
     assert counted(busy, "REJECTED") >= found.count(429)
+
+
+def test_long_runs_that_hold_all_slots_keep_nobody_else_waiting(
+    serve: Serve, tmp_path: Path
+) -> None:
+    found = serve(slow(tmp_path / "slow.onnx", "n"))
+    short, long = (binary(np.ones(size, np.float32)) for size in (2, 1 << 21))
+
+    def ask_once(given: tuple[bytes, dict[str, str]]) -> int:
+        return ask(found.http, "POST", "/v2/models/slow/infer", *given)[0]
+
+    assert {ask_once(short) for _ in range(60)} == {200}  # now known to be short
+    slots = usable_cpus()
+    threads = [threading.Thread(target=ask_once, args=(long,)) for _ in range(slots)]
+    for thread in threads:
+        thread.start()
+    until(lambda: ask(found.http, "GET", "/page/state.json")[1]["models"][0]["running"] == slots)
+    waiting = threading.Thread(target=ask_once, args=(short,))
+    waiting.start()
+    for _ in range(5):
+        assert ask(found.http, "GET", "/v2/health/live")[0] == 200
+    assert any(thread.is_alive() for thread in threads)
+    for thread in (*threads, waiting):
+        thread.join()
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])

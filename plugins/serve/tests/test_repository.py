@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -178,6 +179,33 @@ def test_a_version_that_cannot_be_built_leaves_the_old_one(serve: Serve, tmp_pat
     status, _ = ask(served.http, "POST", "/v2/repository/models/net/load")
     assert status == 500
     assert factor(served) == 1
+    assert ask(served.http, "GET", "/v2/health/ready")[0] == 200
+
+
+def load(served: Served, config: str) -> tuple[int, dict[str, str]]:
+    """Load "net" with a configuration from a client."""
+    body = json.dumps({"parameters": {"config": config}}).encode()
+    return ask(served.http, "POST", "/v2/repository/models/net/load", body)
+
+
+def test_a_configuration_from_a_client_reads_no_files(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("a\nb\nc\n")
+    served = serve(scaled(tmp_path / "models/net.onnx", 2))
+    output = {"name": "y", "dataType": "TYPE_FP32", "dims": [-1, 3], "labelFilename": "secret.txt"}
+    status, found = load(served, json.dumps({"output": [output]}))
+    assert (status, "only a folder's own config.pbtxt names files" in found["error"]) == (400, True)
+    wanted = [{"name": "y", "parameters": {"classification": 1}}]
+    found = infer(served.http, "net", tensor(X), outputs=wanted)[1]
+    assert found["outputs"][0]["data"] == ["4.000000:2", "10.000000:2"]
+
+
+@pytest.mark.parametrize("config", ['{"name": "other"}', "no JSON", '{"input": [{"name": "z"}]}'])
+def test_a_mistake_of_a_client_is_no_fault_of_the_server(
+    serve: Serve, tmp_path: Path, config: str
+) -> None:
+    served = serve(versions(tmp_path), scaled(tmp_path / "more/b.onnx", 4))
+    assert ask(served.http, "POST", "/v2/repository/models/net/unload")[0] == 200
+    assert load(served, config)[0] == 400
     assert ask(served.http, "GET", "/v2/health/ready")[0] == 200
 
 

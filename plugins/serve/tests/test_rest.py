@@ -27,6 +27,18 @@ def test_the_server_says_its_name_version_and_extensions(affine: Served) -> None
     assert {"binary_tensor_data", "classification", "model_repository"} <= {*found["extensions"]}
 
 
+def test_an_array_of_another_rank_is_refused(affine: Served) -> None:
+    status, found = infer(affine.http, "affine", {**tensor(X), "shape": [6]})
+    assert status == 400
+    assert found["error"] == "input 'x': expected FP32[-1, 3], got FP32[6]"
+
+
+@pytest.mark.parametrize("body", [{"id": "\ud800"}, {"outputs": {}}])
+def test_an_id_is_text_and_outputs_are_a_list(affine: Served, body: dict[str, object]) -> None:
+    whole = json.dumps({"inputs": [tensor(X)], **body}).encode()
+    assert ask(affine.http, "POST", "/v2/models/affine/infer", whole)[0] == 400
+
+
 def test_a_models_metadata_has_open_axes_as_minus_one(affine: Served) -> None:
     status, found = ask(affine.http, "GET", "/v2/models/affine")
     assert status == 200

@@ -9,6 +9,7 @@ import json
 import re
 import struct
 import threading
+import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -186,6 +187,33 @@ def test_a_connection_that_the_server_closes_is_opened_anew(server):
     with ServedModel(server.url) as model:
         for _ in range(3):
             np.testing.assert_array_equal(model.predict([X])[0], 2 * X)
+
+
+def test_a_connection_that_was_idle_for_too_long_is_opened_anew(server, monkeypatch):
+    monkeypatch.setattr(Handler, "timeout", 0.05)  # the server closes it then
+    with ServedModel(server.url) as model:
+        time.sleep(0.5)
+        np.testing.assert_array_equal(model.predict([X])[0], 2 * X)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"),
+    [("FP32", [1e300]), ("INT64", [1.7]), ("INT64", [float("nan")]), ("BOOL", [2])],
+)
+def test_values_that_do_not_fit_are_refused(server, datatype, value):
+    server.models = {"double": {"datatype": datatype, "shape": [-1]}}
+    with (
+        ServedModel(server.url) as model,
+        pytest.raises(InputError, match=r"'x': expected .* got .* values that do not fit"),
+    ):
+        model.predict([np.array(value)])
+
+
+def test_values_that_fit_are_cast(server):
+    server.models = {"double": {"datatype": "FP32", "shape": [-1]}}
+    with ServedModel(server.url) as model:
+        (y,) = model.predict([np.array([1, 0.1, np.inf])])
+    np.testing.assert_array_equal(y, 2 * np.array([1, 0.1, np.inf], np.float32))
 
 
 def test_headers_are_sent_with_every_request(cli, server):
