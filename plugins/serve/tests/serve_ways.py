@@ -34,10 +34,10 @@ def scaled(path: Path, factor: float) -> Path:
     return path
 
 
-def slow(path: Path, size: int | str = 1 << 18) -> Path:
-    """y = sin(sin(... sin(x))), 300 times; with 1 << 18 numbers some tenths of a second."""
+def slow(path: Path, size: int | str = 1 << 18, times: int = 300) -> Path:
+    """y = sin(sin(... sin(x))), x float32[size]; as it is some tenths of a second."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    names = ["x", *(f"s{number}" for number in range(299)), "y"]
+    names = ["x", *(f"s{number}" for number in range(times - 1)), "y"]
     nodes = "\n".join(f"{after} = Sin ({before})" for before, after in itertools.pairwise(names))
     text = f"""<ir_version: 8, opset_import: ["" : 17]>
     slow (float[{size}] x) => (float[{size}] y) {{ {nodes} }}"""
