@@ -171,9 +171,9 @@ class Recipe:
     file: told its variable weights by the configuration, or by the caller: `names`. path: how
     extensions know it. weights: None where none are variable. sharing: what the model has in common
     with others. compiled: opens the file again, of a form that a backend compiled; None for a
-    model. data_files: the files beside the model's that it was built of, as they were then.
-    is_resizable: see `build`. has_peers: other models change their weights with it. kept:
-    sections that its conversion has declared.
+    model. data_files: the files beside the model's that it was built of, as they were then. files:
+    all that it was built of. is_resizable: see `build`. has_peers: other models change their
+    weights with it. kept: sections that its conversion has declared.
     Not locked: the model builds one after the other.
     """
 
@@ -190,6 +190,7 @@ class Recipe:
         self.original: SourceModel | None = None
         self.compiled: Callable[[], OpenedSource] | None = None
         self.data_files: Mapping[str, FileVersion] = {}
+        self.files: Mapping[str, FileVersion] = {}
         self.weights: VariableWeights | None = None
         self.sharing: Sharing | None = None
         self.is_resizable = True
@@ -225,7 +226,9 @@ class Recipe:
         names = () if declaration is None or self.is_rebuilt else declaration.names
         targets = open_targets(self.context, self.config, progress, cancel, sharing=self.sharing)
         opened = file(targets.suffixes)
-        self.data_files = data_files(file, opened)
+        self.files = self.data_files = data_files(file, opened)
+        if file.path is not None and file.version is not None:
+            self.files = {str(absolute(file.path)): file.version, **self.data_files}
         if opened.graph is None:
             path = None if file.path is None else absolute(file.path)
             self.compiled = partial(

@@ -25,6 +25,11 @@ class TensorBinding:
         self._outputs: dict[str, Tensor] = {}
         self._results: list[Any] = []
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What is bound to inputs, by their names."""
+        return dict(self._inputs)
+
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
         """Bind an array."""
         self._inputs[name] = np.asarray(arr_on_cpu)

@@ -10,6 +10,7 @@ import numpy as np
 
 from engine import Context, Model, ModelType
 from engine.errors import EngineError, InputError, SettingError
+from engine.formats.opened import FileVersion, is_changed
 from engine.model.handle import FORKED
 from engine.model.model import model_state
 from engine.onnxruntime import alone
@@ -25,22 +26,29 @@ from engine.tensor.values import arrays_in
 from engine.types import ValueKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from engine.onnxruntime.binding import TensorBinding
+
+
+NO_FILES: Mapping[str, FileVersion] = {}
 
 
 class Opened:
     """A session's model, with what onnxruntime would say of it.
 
-    options: the session's. providers: those that run it, each with its options.
+    options: the session's. providers: those that run it, each with its options. files: that it was
+    made of, by absolute paths, as they were then.
     """
 
-    def __init__(self, model: Model, options: Any, providers: Asked) -> None:
+    def __init__(
+        self, model: Model, options: Any, providers: Asked, files: Mapping[str, FileVersion]
+    ) -> None:
         self.model = model
         self.state = model_state(model)
         self.options = options
         self.providers = providers
+        self.files = files
         self.signature = self.state.require_built().signature
         self.is_plain = self.signature.is_plain
         self.places = {spec.name: place for place, spec in enumerate(self.signature.outputs)}
@@ -77,12 +85,13 @@ class Opened:
             return ModelMetadata(self.model.metadata)
         return copied_metadata(runtime.get_modelmeta())
 
-    def run(self, names: list[str], feed: Mapping[str, Any], run_options: Any) -> list[Any]:
+    def run(self, names: Sequence[str], feed: Mapping[str, Any], run_options: Any) -> list[Any]:
         """Run the model; see InferenceSession.run."""
         runtime = self.runtime
         if runtime is None:
             return [arrays_in(value) for value in self.values(names, self._converted(feed))]
-        arrays = self._arrays(feed) if run_options is None and self.is_plain else None
+        is_plain = self.is_plain and run_options is None and isinstance(names, list | tuple)
+        arrays = self._arrays(feed) if is_plain else None
         if arrays is not None and all(name in self.places for name in names):
             try:
                 results = self.model.predict(arrays)
@@ -93,11 +102,14 @@ class Opened:
             else:
                 return [arrays_in(results[self.places[name]]) for name in names]
         # What it takes and refuses, it does with its own leniency and in its own words.
-        feed = {name: self._for_runtime(name, value) for name, value in feed.items()}
+        feed = {name: self._for_runtime(value) for name, value in feed.items()}
         return runtime.run(names, feed, run_options)  # type: ignore[no-any-return]
 
-    def values(self, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
+    def values(self, names: Sequence[str], feed: Mapping[str, Any]) -> list[Any]:
         """Run the model as the engine does; return its Tensors and lists."""
+        if isinstance(names, str):
+            raise TypeError(f"output_names: expected a list of names, got {names!r}; put it in []")
+        self.require_ranks(feed)
         for name in names:
             if name not in self.places:
                 raise made("InvalidArgument", f"Invalid output name: {name}")
@@ -107,8 +119,20 @@ class Opened:
             raise translated(error) from None
         return [results[self.places[name]] for name in names]
 
+    def require_ranks(self, feed: Mapping[str, Any]) -> None:
+        """Raise InvalidArgument for a value of another rank: a Model takes a flat array."""
+        for spec in self.signature.inputs:
+            shape = getattr(feed.get(spec.name), "shape", None)
+            if spec.shape is not None and shape is not None and len(shape) != len(spec.shape):
+                raise made(
+                    "InvalidArgument",
+                    f"Invalid rank for input: {spec.name} Got: {len(shape)} Expected: "
+                    f"{len(spec.shape)} Please fix either the inputs/outputs or the model.",
+                )
+
     def bound(self, binding: TensorBinding) -> None:
         """Run on what is bound."""
+        self.require_ranks(binding.inputs)
         try:
             binding.run(self.model, [spec.name for spec in self.signature.outputs])
         except EngineError as error:
@@ -126,24 +150,27 @@ class Opened:
             converted[name] = value
         return converted
 
-    def _for_runtime(self, name: str, value: Any) -> Any:
+    def _for_runtime(self, value: Any) -> Any:
         """Return what onnxruntime takes of a value in a feed."""
         if isinstance(value, TensorValue | Tensor):
             value = given(value)
             return value.get_data_to_numpy() if isinstance(value, Tensor) else value
-        if isinstance(value, int | float | np.generic) and name in self.signature.names:
-            return np.asarray(value, self.signature.dtypes[self.signature.names.index(name)])
         return value
 
     def _arrays(self, feed: Mapping[str, Any]) -> list[Any] | None:
-        """Return the arrays of a feed in the model's order, if it has nothing else in it."""
+        """Return the arrays of a feed in the model's order, if it has nothing else in it.
+
+        Nor arrays of another rank: a Model takes a flat one, and onnxruntime anything for a scalar.
+        """
         signature = self.signature
         if len(feed) != len(signature.names):
             return None
         values = []
-        for name, dtype in zip(signature.names, signature.dtypes):
+        for name, dtype, spec in zip(signature.names, signature.dtypes, signature.inputs):
             value = feed.get(name)
             if type(value) is not np.ndarray or value.dtype != dtype or dtype.hasobject:
+                return None
+            if spec.shape is not None and value.ndim != len(spec.shape):
                 return None
             values.append(value)
         return values
@@ -154,6 +181,7 @@ class Alone:
 
     is_plain = is_forked = False
     state = None
+    files = NO_FILES
 
     def __init__(self, runtime: Any, options: Any) -> None:
         self.runtime = runtime
@@ -163,7 +191,7 @@ class Alone:
         self.overridable = copied(runtime.get_overridable_initializers())
         self.metadata = copied_metadata(runtime.get_modelmeta())
 
-    def run(self, names: list[str], feed: Mapping[str, Any], run_options: Any) -> list[Any]:
+    def run(self, names: Sequence[str], feed: Mapping[str, Any], run_options: Any) -> list[Any]:
         """Run the model; see InferenceSession.run."""
         return self.runtime.run(names, feed, run_options)  # type: ignore[no-any-return]
 
@@ -183,11 +211,11 @@ def opened(
     disabled = further.get("disabled_optimizers") or ()
     sections = sections_of(options, wanted, disabled)
     try:
-        source = model
+        source, files = model, NO_FILES
         if noted.initializers or noted.files:
             from engine.onnxruntime.replaced import replaced  # rare
 
-            source = replaced(model, noted)
+            source, files = replaced(model, noted)
         built = _built(source, context_of(options, wanted), sections, noted)
     except EngineError as error:
         if alone.is_sparse(error):
@@ -195,7 +223,27 @@ def opened(
         raise translated(error) from error
     if options.optimized_model_filepath:
         _write_optimized(model, options)
-    return Opened(built, options, _running(built, wanted))
+    recipe = model_state(built).recipe
+    if source is model and recipe is not None:
+        files = recipe.files
+    return Opened(built, options, _running(built, wanted), files)
+
+
+def require_unchanged(
+    files: Mapping[str, FileVersion], now: Mapping[str, FileVersion] | None = None
+) -> None:
+    """Raise RuntimeException if files, of which a session was made, are others now.
+
+    now: the files as they were read again; without it, as they are on the disk. One that is not
+    there any more is left to whoever opens it.
+    """
+    for path, version in files.items():
+        if is_changed(path, version) if now is None else now.get(path) != version:
+            raise made(
+                "RuntimeException",
+                f"{path}: has changed since the session was made, and a forked child reads it "
+                "again; make a new InferenceSession in the child, for the file as it is now",
+            )
 
 
 def _built(model: str | bytes, context: Context, sections: Sections, noted: Noted) -> Model:

@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.errors import EngineError
 from engine.onnxruntime.binding import IOBinding, TensorBinding
-from engine.onnxruntime.building import opened
+from engine.onnxruntime.building import opened, require_unchanged
 from engine.onnxruntime.errors import translated
 from engine.onnxruntime.options import SessionOptions
 from engine.onnxruntime.providers import CPU
@@ -58,8 +58,8 @@ class InferenceSession:
             except Exception as second:
                 raise second from error
 
-    def _open(self, providers: Any, provider_options: Any) -> None:
-        """Build the model for these providers."""
+    def _open(self, providers: Any, provider_options: Any, files: Any = None) -> None:
+        """Build the model for these providers. files: that it must be made of."""
         self._asked = providers, provider_options
         options = self._given_options
         if _reads_config(self._further):
@@ -68,7 +68,10 @@ class InferenceSession:
             options = configured(self._model)
         elif options is None:
             options = SessionOptions()
-        self._opened: Any = opened(self._model, options, providers, provider_options, self._further)
+        built = opened(self._model, options, providers, provider_options, self._further)
+        if files:
+            require_unchanged(files, built.files)
+        self._opened: Any = built
         self._take()
 
     def _take(self) -> None:
@@ -106,7 +109,11 @@ class InferenceSession:
                 ):
                     return self._run_otherwise(output_names, input_feed, run_options)
                 values.append(array)
-            places = [self._places[name] for name in output_names] if output_names else None
+            places = None
+            if output_names:
+                if not isinstance(output_names, list | tuple):
+                    return self._run_otherwise(output_names, input_feed, run_options)
+                places = [self._places[name] for name in output_names]
             del idle[lease]  # take the context that this thread used last
         except (AttributeError, KeyError):
             lease = None
@@ -141,7 +148,7 @@ class InferenceSession:
         """Run what does not come as last time."""
         self._reopen_after_fork()
         self._require_inputs(input_feed)
-        names = list(output_names or self._outputs)
+        names = output_names or self._outputs
         return self._opened.run(names, input_feed, run_options)  # type: ignore[no-any-return]
 
     def _require_inputs(self, input_feed: Mapping[str, Any]) -> None:
@@ -167,7 +174,7 @@ class InferenceSession:
         self._require_inputs(input_feed)
         runtime = self.runtime
         if runtime is not None:
-            names = list(output_names or self._outputs)
+            names = output_names or self._outputs
             runtime.run_async(names, input_feed, callback, user_data, run_options)
             return
 
@@ -188,7 +195,7 @@ class InferenceSession:
     ) -> list[Any]:
         """Run on OrtValues, and return such."""
         self._require_inputs(input_dict_ort_values)
-        names, runtime = list(output_names or self._outputs), self.runtime
+        names, runtime = output_names or self._outputs, self.runtime
         if runtime is not None:
             results = runtime.run_with_ort_values(names, input_dict_ort_values, run_options)
             return [renamed(value) for value in results]
@@ -250,9 +257,17 @@ class InferenceSession:
         return self._opened.runtime
 
     def _reopen_after_fork(self) -> None:
-        """Build the model anew in a forked child, which has no threads of its parent's model."""
-        if self._opened.is_forked:
-            self._open(*self._asked)
+        """Build the model anew in a forked child, which has no threads of its parent's model.
+
+        Raises RuntimeException if its files have changed: it would be another model in silence.
+        """
+        if not self._opened.is_forked:
+            return
+        files = self._opened.files
+        require_unchanged(files)
+        if self._model_path is not None and files:
+            self._model = next(iter(files))  # absolute: the child's folder may be another
+        self._open(*self._asked, files)
 
     def __getattr__(self, name: str) -> Any:
         """Return what onnxruntime's session has beside: its memory, devices, tuning results."""

@@ -52,6 +52,18 @@ assert ort.get_available_providers()[-1] == "CPUExecutionProvider"
 session = ort.InferenceSession(sys.argv[1])
 refused(state.InvalidArgument, "x", lambda: session.run(None, {"x": X.reshape(3, 2)}))
 refused(state.InvalidArgument, "Invalid output name: z", lambda: session.run(["z"], {"x": X}))
+refused(TypeError, "got 'y'; put it in []", lambda: session.run("y", {"x": X}))
+for flat in (X.ravel(), X.ravel().tolist(), X[None]):
+    rank = np.ndim(flat)
+    text = f"Invalid rank for input: x Got: {rank} Expected: 2 Please fix"
+    refused(state.InvalidArgument, text, lambda: session.run(None, {"x": flat}))
+value = ort.OrtValue.ortvalue_from_numpy(X.ravel())
+text = "Invalid rank for input: x Got: 1 Expected: 2"
+refused(state.InvalidArgument, text, lambda: session.run_with_ort_values(None, {"x": value}))
+binding = session.io_binding()
+binding.bind_cpu_input("x", X.ravel())
+binding.bind_output("y")
+refused(state.InvalidArgument, text, lambda: session.run_with_iobinding(binding))
 refused(ValueError, "Required inputs (['x']) are missing", lambda: session.run(None, {}))
 refused(state.NoSuchFile, "NO_SUCHFILE", lambda: ort.InferenceSession("none.onnx"))
 refused(state.InvalidProtobuf, "INVALID_PROTOBUF", lambda: ort.InferenceSession(b"text"))
@@ -59,6 +71,36 @@ refused(state.NotImplemented, "pip install onnxruntime",
         lambda: ort.InferenceSession(b"1234ORTM" + bytes(64)))
 refused(AttributeError, "onnxruntime runs", lambda: session.get_tuning_results())
 refused(AttributeError, "pip install onnxruntime", lambda: ort.SparseTensor)
+""",
+    "a forked child reads the parent's file or none": """
+import os, pathlib
+path, data = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[1]).read_bytes()
+session = ort.InferenceSession(path)
+assert (session.run(None, {"x": X})[0] == 2 * X + 1).all()
+
+def in_child(work):
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+def same():
+    assert (session.run(None, {"x": X})[0] == 2 * X + 1).all()
+
+def changed():
+    text = "has changed since the session was made"
+    refused(state.RuntimeException, text, lambda: session.run(None, {"x": X}))
+
+in_child(same)
+path.with_name("other").write_bytes(data)
+path.with_name("other").replace(path)
+in_child(changed)
+same()
 """,
     "options keep what they are given": """
 options = ort.SessionOptions()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import multiprocessing
 import threading
 import time
 import warnings
@@ -91,12 +90,6 @@ def test_what_numpy_makes_the_array_of_is_taken(given: Any, session: Any) -> Non
     np.testing.assert_array_equal(session.run(None, {"x": given})[0], 2 * X + 1)
 
 
-def test_a_number_is_a_tensor_of_rank_0(tmp_path: Path) -> None:
-    session = ort.InferenceSession(models.scalar(tmp_path))
-    for value in (3.0, np.float32(3), np.array(3, np.float32)):
-        assert session.run(None, {"x": value})[0] == 7
-
-
 FEEDS = {
     "another type": {"x": X.astype(np.float64)},
     "another rank": {"x": X[0]},
@@ -178,21 +171,6 @@ def test_many_threads_run_one_session(session: Any) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-def test_a_forked_child_runs_its_parents_session(session: Any) -> None:
-    session.run(None, {"x": X})
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-
-    def child() -> None:
-        sender.send([session.run(None, {"x": X + i})[0].tolist() for i in range(3)])
-
-    process = context.Process(target=child)
-    process.start()
-    assert receiver.poll(60)
-    assert receiver.recv() == [(2 * (X + i) + 1).tolist() for i in range(3)]
-    process.join()
 
 
 def test_bfloat16_goes_in_and_out(tmp_path: Path) -> None:
