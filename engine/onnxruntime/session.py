@@ -111,7 +111,7 @@ class InferenceSession:
                 values.append(array)
             places = None
             if output_names:
-                if not isinstance(output_names, list | tuple):
+                if type(output_names) is not list and not isinstance(output_names, tuple):
                     return self._run_otherwise(output_names, input_feed, run_options)
                 places = [self._places[name] for name in output_names]
             del idle[lease]  # take the context that this thread used last

@@ -124,6 +124,15 @@ def test_a_file_that_is_written_to_in_place_is_refused_too(tmp_path: Path) -> No
     assert f"{path}: has changed" in text
 
 
+def test_a_file_that_was_damaged_since_has_changed(tmp_path: Path) -> None:
+    path = written(tmp_path, 2)
+    session = ort.InferenceSession(path)
+    path.write_bytes(path.read_bytes()[:20])
+    name, text = in_child(lambda: answers(session))
+    assert name == "RuntimeException"
+    assert f"{path}: has changed" in text
+
+
 def test_a_child_in_another_folder_reads_its_parents_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
