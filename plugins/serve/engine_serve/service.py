@@ -11,7 +11,7 @@ from google.protobuf import json_format
 
 from engine.errors import SettingError
 from engine_serve import __version__, config_file
-from engine_serve.errors import NotFound, RequestError, Unsupported
+from engine_serve.errors import NotFound, RequestError, Unavailable, Unsupported
 from engine_serve.repository import Repository
 from engine_serve.shared_memory import Regions
 from engine_serve.statistics import statistics_of
@@ -64,7 +64,7 @@ class Service:
         """Return whether a model takes requests."""
         try:
             self.repository.give_back(self.repository.borrow(name, version))
-        except Exception:
+        except (NotFound, Unavailable):
             return False
         return self.is_open
 
