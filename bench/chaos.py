@@ -266,6 +266,17 @@ def run(folder: Path, seconds: float, every_s: float, workers: int, clients: int
     )
 
 
+def show(found: Any, claim: str, *, as_json: bool) -> None:
+    """Print an outcome, a dataclass with `is_clean`; claim: what holds where it is."""
+    if as_json:
+        print(json.dumps(asdict(found), indent=2))
+        return
+    for what, value in asdict(found).items():
+        text = f"{value:.2f}" if isinstance(value, float) else str(value)
+        print(f"{what.replace('_', ' '):24} {text:>10}")
+    print(claim if found.is_clean else "FAILED")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -278,13 +289,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         found = run(Path(name), given.seconds, given.every, given.workers, given.clients)
-    if given.json:
-        print(json.dumps(asdict(found), indent=2))
-    else:
-        for what, value in asdict(found).items():
-            text = f"{value:.2f}" if isinstance(value, float) else str(value)
-            print(f"{what.replace('_', ' '):16} {text:>10}")
-        print("nothing lost, duplicated, wrong or left" if found.is_clean else "FAILED")
+    show(found, "nothing lost, duplicated, wrong or left", as_json=given.json)
     sys.exit(not found.is_clean)
 
 

@@ -6,7 +6,7 @@
 
 Both communicators live in the same two processes, which mpiexec starts, and are timed in turn: the
 baseline is `comm.Allreduce(send, receive)`, the contenders `LocalCommunicator.allreduce` and, as it
-would run on several machines, `MpiCommunicator.allreduce`. What is shown is what rank 0 sees; every
+would run on several machines, `MpiCommunicator.allreduce`. The figures are those of rank 0; every
 result is compared. Asked of the first: at most 1.0 from 1 MB up, 1.3 below.
 """
 

@@ -261,7 +261,7 @@ def one_thread(names: list[str], rounds: int) -> list[Row]:
                         {
                             f"{what}, arrays / floor": (own, limit),
                             f"{what}, own outputs / floor": (into, limit),
-                            # What two sets of equal sessions differ by: where their weights lie.
+                            # The difference of two sets of equal sessions: where their weights lie.
                             f"{what}, floor, made again / floor": (again.run, None),
                         },
                         rounds,

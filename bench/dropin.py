@@ -1,15 +1,19 @@
 """Measure `engine.onnxruntime` beside onnxruntime itself.
 
     python bench/dropin.py                the cost of a call: tiny models of 1 and of 8 inputs
+    python bench/dropin.py sessions       the CPU time of making a session, again and again
 
-The baseline is onnxruntime's own `InferenceSession(path).run`, on the same feeds. Ratios below 1
-are faster than that. Needs the cpu backend and onnx. `--json` for programs.
+The baseline is onnxruntime's own `InferenceSession`, on the same models and feeds. Ratios below 1
+are faster than that. The compile cache is off unless ENGINE_CACHE says otherwise. Needs the cpu
+backend and onnx. `--json` for programs.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
+import time
 from pathlib import Path
 
 import models
@@ -50,13 +54,43 @@ def calls(folder: Path, rounds: int) -> list[Row]:
     return rows
 
 
+def sessions(folder: Path, rounds: int) -> list[Row]:
+    files = []
+    for classes in range(2, 34):
+        (folder / str(classes)).mkdir()
+        files.append(str(models.classifier(folder / str(classes), classes)))
+    small, large = str(models.tiny(folder)), str(models.mobilenet_v2(folder))
+    made = {
+        "a tiny model's file": ([small], 20, None),
+        "32 small files, by turns": (files, 32, None),
+        "MobileNetV2's file": ([large], 1, 1.03),
+        "MobileNetV2's bytes": ([Path(large).read_bytes()], 1, 1.03),
+    }
+    rows = []
+    for what, (given, calls, limit) in made.items():
+        turn, turns = itertools.cycle(given), itertools.cycle(given)
+        rows += compare(
+            lambda turn=turn: genuine.InferenceSession(next(turn)),
+            {what: (lambda turn=turns: ours.InferenceSession(next(turn)), limit)},
+            rounds=rounds,
+            calls=calls,
+            clock=time.process_time,
+            progress=bar(what),
+        )
+    return rows
+
+
+MEASURES = {"calls": calls, "sessions": sessions}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", nargs="?", choices=MEASURES, default="calls")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        report(calls(Path(folder), given.rounds), given.json)
+        report(MEASURES[given.what](Path(folder), given.rounds), given.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where the time of real models goes: time by operator and shapes, over a corpus.
+"""The time of real models, by parts: time by operator and shapes, over a corpus.
 
     python bench/kernel_times.py DIR [NAME ...] [--top 12] [--json FILE]
 

@@ -11,7 +11,7 @@ ModelParallelRunner the other scenarios; of ONNX Runtime, one default InferenceS
 with 8 threads that call it where there are several queries at once. MultiStream has 8 samples in a
 query. Server's target is 0.8 of the requests a second of a system that has 8 in flight, and its
 bound 10 times the 90th percentile of single requests, both measured just before, for each system.
-What it can do is measured again just after: a machine that drifts between the two by more than a
+Its limit is measured again just after: a machine that drifts between the two by more than a
 few per cent was not quiet, and says nothing.
 
 Needs the cpu backend and the onnx package. `--json` for programs. Exits 1 where a run is INVALID.
@@ -219,7 +219,7 @@ def stolen_s() -> float:
 def in_thread(work: Callable[[], object]) -> None:
     """Call `work` in a thread, and wait for its end.
 
-    Who submits in the main thread pays for what signal handlers may raise there.
+    A submit in the main thread pays for what signal handlers may raise there.
     """
     thread = threading.Thread(target=work)
     thread.start()

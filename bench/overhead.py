@@ -139,7 +139,7 @@ def big(
 def neighbours(folder: Path, rounds: int) -> list[Row]:
     with busy_neighbour():
         rows = big(folder, rounds, "one busy neighbour", 0.7)
-    # How long threads spin is decided when a model is built; this is the price of that.
+    # The time that threads spin is decided when a model is built; this is the price of that.
     return rows + big(folder, rounds, "neighbour comes after building", None, busy_neighbour)
 
 

@@ -126,7 +126,7 @@ def _of_mode(path: Path, mode: str, feeds: Mapping[str, Any]) -> Callable[[], Se
 
 def _predict(model: engine.Model, feeds: Mapping[str, Any]) -> Callable[[], Sequence[Any]]:
     arrays = [feeds[spec.name] for spec in model.inputs]
-    return lambda: [np.asarray(result) for result in model.predict(arrays)]
+    return lambda: [result.get_data_to_numpy() for result in model.predict(arrays)]
 
 
 def table(folder: Path, mode: str, seconds: float, names: Sequence[str]) -> None:

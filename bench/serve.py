@@ -1,17 +1,22 @@
-"""`engine serve` beside forty lines of starlette on uvicorn, and 64 clients beside a runner.
+"""`engine serve` beside the least servers, beside other servers, and beside a runner.
 
     python bench/serve.py                  round trips of one client, then 64 clients
     python bench/serve.py trips -n 40
     python bench/serve.py clients --seconds 8
+    python bench/serve.py --beside mlserver=ENV/bin/python
 
 Round trips: a tiny model (64 bytes in and out), and one that takes an image of 602 KB and gives
-4 KB, over REST with binary tensors and over gRPC, by `tritonclient` and by a plain connection of
-http.client. The floor runs the same model by onnxruntime in a handler of starlette. Contenders take
-turns, in an order drawn anew each round; each figure is the median of the rounds' medians, ratios
-are over the floor by the same client, and the control is the floor against itself. Clients: a
-process with 64 threads asks a server for MobileNetV2, in turns with 64 threads that ask a
-ModelParallelRunner of this process. The clients' own CPU time is printed, which the server cannot
-have on this machine.
+4 KB, by `tritonclient`, and by http.client and grpc with a request that is made once. The floor
+runs the same model by onnxruntime in a handler of starlette on uvicorn, and of grpc.aio:
+servers/floor_*.py. Contenders take turns, in an order drawn anew each round; each figure is the
+median of the rounds' medians, ratios are over the floor by the same client, and the control is the
+floor against itself. Clients: a process with 64 threads asks a server for MobileNetV2, in turns
+with 64 threads that ask a ModelParallelRunner of this process. The clients' own CPU time is
+printed, which the server cannot have on this machine; the runner's is with the model's.
+--beside: MLServer, KServe's Python server, LitServe and Triton by nvidia-pytriton, each by the
+Python of an environment of its own, by servers/with_*.py: the same models by onnxruntime. MLServer
+takes JSON over REST, LitServe has an interface of its own (JSON with base64), the others binary
+tensors. The script says how to install what is not given.
 Needs the cpu backend, plugins/serve[tests] and the onnx package.
 """
 
@@ -21,93 +26,53 @@ import argparse
 import json
 import os
 import random
-import re
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.client import HTTPConnection
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import models
 import numpy as np
+from served import (
+    OTHERS,
+    OWN,
+    Call,
+    Kind,
+    Running,
+    own_server,
+    plain,
+    program,
+    raw,
+    settled,
+    triton,
+)
 
 import engine
 
 CLIENTS = 64
+LONGEST_S = 0.5  # of one turn
 IMAGE = (1, 3, 224, 224)
-Call = Callable[[], object]
-
-FLOOR = """
-import json, sys
-import numpy as np, onnxruntime as ort, uvicorn
-from starlette.applications import Starlette
-from starlette.responses import Response
-from starlette.routing import Route
-
-sessions = {}
-for path in sys.argv[1:]:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    sessions[path.rpartition("/")[2][:-5]] = ort.InferenceSession(path, options)
-
-async def infer(request):
-    body = await request.body()
-    length = int(request.headers["inference-header-content-length"])
-    head = json.loads(body[:length])
-    feeds, at = {}, length
-    for tensor in head["inputs"]:
-        size = tensor["parameters"]["binary_data_size"]
-        value = np.frombuffer(body, np.float32, size // 4, at)
-        feeds[tensor["name"]] = value.reshape(tensor["shape"])
-        at += size
-    session = sessions[request.path_params["name"]]
-    outputs, parts = [], []
-    for spec, value in zip(session.get_outputs(), session.run(None, feeds)):
-        raw = value.tobytes()
-        outputs.append({"name": spec.name, "datatype": "FP32", "shape": value.shape,
-                        "parameters": {"binary_data_size": len(raw)}})
-        parts.append(raw)
-    answer = {"model_name": request.path_params["name"], "outputs": outputs}
-    head = json.dumps(answer).encode()
-    headers = {"Inference-Header-Content-Length": str(len(head))}
-    return Response(b"".join([head, *parts]), headers=headers)
-
-app = Starlette(routes=[Route("/v2/models/{name}/infer", infer, methods=["POST"])])
-
-class Server(uvicorn.Server):
-    async def startup(self, sockets=None):
-        await super().startup(sockets)
-        port = self.servers[0].sockets[0].getsockname()[1]
-        print(f"http://127.0.0.1:{port}, ready", file=sys.stderr, flush=True)
-
-Server(uvicorn.Config(app, port=0, log_level="error", access_log=False)).run()
-"""
 
 
-@contextmanager
-def running(*command: str) -> Iterator[dict[str, int]]:
-    """Run a server; give the ports that its log names until it is ready."""
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    log = ""
-    try:
-        while "ready" not in log:
-            line = process.stderr.readline()
-            if not line:
-                raise RuntimeError(f"{command[0]} ended: {log}")
-            log += line
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        found = re.findall(r"(http|gRPC at )[:/]*127.0.0.1:(\d+)", log)
-        yield {kind[:4]: int(port) for kind, port in found}
-    finally:
-        process.terminate()
-        process.wait()
+def beside(given: dict[str, str], paths: list[str], stack: ExitStack) -> dict[str, Running]:
+    """Run the other servers; print how to install those that are not given."""
+    found = {}
+    for name, kind in OTHERS.items():
+        if name in given:
+            found[name] = stack.enter_context(program(given[name], f"with_{name}", kind, paths))
+        else:
+            print(
+                f"{name} is not measured; to measure it:\n"
+                f"  python3 -m venv {name} && {name}/bin/pip install {kind.packages}\n"
+                f"  python bench/serve.py --beside {name}={name}/bin/python"
+            )
+    return found
 
 
 def image_model(folder: Path) -> Path:
@@ -135,98 +100,72 @@ def tiny_model(folder: Path) -> Path:
     return folder / "tiny.onnx"
 
 
-def body_of(x: np.ndarray) -> tuple[bytes, dict[str, str]]:
-    """Return the body and the headers of a binary request."""
-    tensor = {"name": "x", "shape": x.shape, "datatype": "FP32"}
-    tensor["parameters"] = {"binary_data_size": x.nbytes}
-    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    return head + x.tobytes(), {"Inference-Header-Content-Length": str(len(head))}
-
-
-def plain(port: int, name: str, x: np.ndarray) -> Call:
-    """Ask by a connection of http.client that is kept."""
-    connection = HTTPConnection("127.0.0.1", port)
-    connection.connect()
-    body, headers = body_of(x)
-
-    def call() -> bytes:
-        connection.request("POST", f"/v2/models/{name}/infer", body, headers)
-        answer = connection.getresponse()
-        content = answer.read()
-        assert answer.status == 200, content
-        return content
-
-    return call
-
-
-def triton(kind: str, port: int, name: str, x: np.ndarray) -> Call:
-    """Ask by tritonclient, as its users do: a new input each time."""
-    from importlib import import_module
-
-    client = import_module(f"tritonclient.{kind}")
-    server = client.InferenceServerClient(f"127.0.0.1:{port}")
-
-    def call() -> np.ndarray:
-        given = client.InferInput("x", x.shape, "FP32")
-        given.set_data_from_numpy(x)
-        result: np.ndarray = server.infer(name, [given]).as_numpy("y")
-        return result
-
-    return call
-
-
 def median_of(call: Call, calls: int) -> float:
-    """Return the median time of a call, in seconds."""
-    times = []
-    for _ in range(calls):
+    """Return the median time of a call, in seconds; of fewer calls where they take long."""
+    times: list[float] = []
+    while len(times) < calls and sum(times) < LONGEST_S:
         begin = time.perf_counter()
         call()
         times.append(time.perf_counter() - begin)
     return statistics.median(times)
 
 
-def trips(folder: Path, rounds: int, calls: int) -> None:
+def trips(folder: Path, rounds: int, calls: int, given: dict[str, str]) -> None:
     """Print the table of round trips."""
     paths = [str(tiny_model(folder)), str(image_model(folder))]
-    ports = ("--http-port", "0", "--grpc-port", "0")
-    serve = (sys.executable, "-m", "engine.cli", "serve", *paths, *ports)
-    with running(*serve) as own, running(sys.executable, "-c", FLOOR, *paths) as floor:
-        print(f"{'model':7} {'client':18} {'floor':>9} {'served':>9} {'ratio':>6} {'control':>8}")
+    with ExitStack() as stack:
+        rest = stack.enter_context(program(sys.executable, "floor_rest", OWN, paths))
+        grpc = stack.enter_context(program(sys.executable, "floor_grpc", OWN, paths))
+        servers = {"engine serve": stack.enter_context(own_server(*paths))}
+        servers |= beside(given, paths, stack)
+        print(f"{'model':6} {'client':18} {'server':13} {'trip':>10} {'over floor':>11}")
         for name, x in (("tiny", np.ones((1, 16), np.float32)), ("image", np.ones(IMAGE, "f4"))):
-            ways = {
-                "http.client": (plain(floor["http"], name, x), plain(own["http"], name, x)),
-                "tritonclient http": (
-                    triton("http", floor["http"], name, x),
-                    triton("http", own["http"], name, x),
-                ),
-                "tritonclient grpc": (None, triton("grpc", own["gRPC"], name, x)),
-            }
+            made: dict[str, dict[str, Call]] = {}
+            for client, ask, floor in (
+                ("http.client", plain, rest),
+                ("tritonclient http", partial(triton, "http"), rest),
+                ("grpc", raw, grpc),
+                ("tritonclient grpc", partial(triton, "grpc"), grpc),
+            ):
+                made[client] = {
+                    what: settled(ask(server, name, x))
+                    for what, server in {"floor": floor, "control": floor, **servers}.items()
+                    if speaks(server.kind, client)
+                }
             times: dict[tuple[str, str], list[float]] = {}
             for _ in range(rounds):
-                turns = [
-                    (way, what, call)
-                    for way, (base, served) in ways.items()
-                    for what, call in (("floor", base), ("again", base), ("served", served))
-                    if call is not None
-                ]
-                for way, what, call in random.sample(turns, len(turns)):
+                turns = [(client, what) for client, asks in made.items() for what in asks]
+                for client, what in random.sample(turns, len(turns)):
+                    call = made[client][what]
                     call()
-                    times.setdefault((way, what), []).append(median_of(call, calls))
-            for way in ways:
-                mine = times[way, "served"]
-                base = times.get((way, "floor")) or times["tritonclient http", "floor"]
-                again = times.get((way, "again")) or base
-                ratio = statistics.median(a / b for a, b in zip(mine, base))
-                control = statistics.median(a / b for a, b in zip(again, base))
-                shown = [statistics.median(values) * 1e3 for values in (base, mine)]
-                print(
-                    f"{name:7} {way:18} {shown[0]:6.3f} ms {shown[1]:6.3f} ms {ratio:6.2f} "
-                    f"{control:8.2f}"
-                )
+                    times.setdefault((client, what), []).append(median_of(call, calls))
+            for client, what in ((client, what) for client, asks in made.items() for what in asks):
+                mine = times[client, what]
+                line = f"{name:6} {client:18} {what:13} {statistics.median(mine) * 1e3:7.3f} ms "
+                line += f"{ratio_of(mine, times[client, 'floor']):11.2f}"
+                if "grpc" in client:
+                    same = "http.client" if client == "grpc" else "tritonclient http"
+                    line += f" {ratio_of(mine, times[same, 'floor']):.2f} over REST's"
+                print(line)
 
 
-def hammer(call_of: Callable[[], Call], seconds: float) -> list[float]:
-    """Return the latencies of 64 threads that ask one after the other, in seconds."""
+def speaks(kind: Kind, client: str) -> bool:
+    """Return whether a server can be asked by a client."""
+    if "grpc" in client:
+        return kind.has_grpc
+    return client == "http.client" or kind.rest != "own"
+
+
+def ratio_of(mine: list[float], base: list[float]) -> float:
+    """Return the median of the rounds' ratios."""
+    return statistics.median(a / b for a, b in zip(mine, base))
+
+
+def hammer(call_of: Callable[[], Call], seconds: float) -> tuple[list[float], float, float]:
+    """Let 64 threads ask, one request after the other, until the seconds are over.
+
+    Returns the latencies, the seconds until the last answer, and those of this process's CPU time.
+    """
     latencies: list[float] = []
     begin = threading.Barrier(CLIENTS + 1)
 
@@ -241,71 +180,100 @@ def hammer(call_of: Callable[[], Call], seconds: float) -> list[float]:
     for thread in threads:
         thread.start()
     begin.wait()
+    begin_s, used_s = time.perf_counter(), time.process_time()
     for thread in threads:
         thread.join()
-    return latencies
+    return latencies, time.perf_counter() - begin_s, time.process_time() - used_s
 
 
-def hammer_server(port: int, seconds: float) -> None:
-    """Be the process of the clients: print latencies and CPU time as JSON."""
+def hammer_server(port: int, seconds: float, rest: str) -> None:
+    """Be the process of the clients: print what `hammer` returns. rest: "" for gRPC."""
     x = np.ones(IMAGE, np.float32)
-    latencies = hammer(lambda: plain(port, "mobilenet_v2", x), seconds)
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    print(json.dumps([latencies, used.ru_utime + used.ru_stime]))
+    server = Running(Kind("", rest), port, port)
+    ask = plain if rest else raw
+    settled(ask(server, "mobilenet_v2", x))
+    print(json.dumps(hammer(lambda: ask(server, "mobilenet_v2", x), seconds)))
 
 
-def clients(folder: Path, rounds: int, seconds: float) -> None:
+class Load:
+    """Latencies, rates and CPU times of the rounds of one contender, per request."""
+
+    def __init__(self) -> None:
+        self.latencies: list[float] = []
+        self.rates: list[float] = []
+        self.clients_s: list[float] = []
+        self.served_s: list[float] = []
+
+    def add(self, found: tuple[list[float], float, float], served_s: float) -> None:
+        """Note a round. served_s: CPU time of the server."""
+        latencies, took_s, used_s = found
+        self.latencies += latencies
+        self.rates.append(len(latencies) / took_s)
+        self.clients_s.append(used_s / len(latencies))
+        self.served_s.append(served_s / len(latencies))
+
+
+def clients(folder: Path, rounds: int, seconds: float, given: dict[str, str]) -> None:
     """Print the table of 64 clients."""
-    path = models.mobilenet_v2(folder)
-    named = f"mobilenet_v2={path}"
+    path = str(models.mobilenet_v2(folder))
     runner = engine.ModelParallelRunner()
-    runner.build_from_file(str(path))
+    runner.build_from_file(path)
     [spec] = runner.get_inputs()
     x = np.ones(IMAGE, np.float32)
-    rates: dict[str, list[float]] = {"served": [], "runner": []}
-    all_latencies: dict[str, list[float]] = {"served": [], "runner": []}
-    cpu_s = []
-    serve = (sys.executable, "-m", "engine.cli", "serve", named, "--http-port", "0", "--no-grpc")
-    with running(*serve) as own:
+    with ExitStack() as stack:
+        servers = {"engine serve": stack.enter_context(own_server(f"mobilenet_v2={path}"))}
+        servers |= beside(given, [path], stack)
+        ways = [(what, way) for what, server in servers.items() for way in ("REST", "gRPC")
+                if way == "REST" or server.kind.has_grpc]  # fmt: skip
+        loads = {way: Load() for way in [("runner", ""), *ways]}
         for _ in range(rounds):
-            for what in random.sample(sorted(rates), 2):
+            for (what, way), load in random.sample([*loads.items()], len(loads)):
                 if what == "runner":
-                    latencies = hammer(lambda: lambda: runner.predict({spec.name: x}), seconds)
-                else:
-                    command = [sys.executable, __file__, "hammer", str(own["http"]), str(seconds)]
-                    done = subprocess.run(command, capture_output=True, text=True, check=True)
-                    latencies, used = json.loads(done.stdout)
-                    cpu_s.append(used / len(latencies))
-                rates[what].append(len(latencies) / seconds)
-                all_latencies[what] += latencies
-    ratio = statistics.median(a / b for a, b in zip(rates["served"], rates["runner"]))
-    print(f"MobileNetV2, {CLIENTS} clients, {os.cpu_count()} CPUs")
-    for what in ("runner", "served"):
-        p50, p99 = np.quantile(all_latencies[what], (0.5, 0.99)) * 1e3
-        rate = statistics.median(rates[what])
-        print(f"{what:7} {rate:7.1f} requests/s, p50 {p50:6.1f} ms, p99 {p99:6.1f} ms")
-    print(
-        f"ratio {ratio:.2f}; the clients took {statistics.median(cpu_s) * 1e3:.2f} ms of CPU each"
-    )
+                    load.add(hammer(lambda: lambda: runner.predict({spec.name: x}), seconds), 0.0)
+                    continue
+                server = servers[what]
+                port = str(server.http if way == "REST" else server.grpc)
+                rest = server.kind.rest if way == "REST" else ""
+                command = [sys.executable, __file__, "hammer", port, str(seconds), rest]
+                begin_s = server.cpu_s()
+                done = subprocess.run(command, capture_output=True, text=True, check=True)
+                load.add(json.loads(done.stdout), server.cpu_s() - begin_s)
+    print(f"MobileNetV2, {CLIENTS} clients, {os.cpu_count()} CPUs; CPU time is of a request")
+    for (what, way), load in loads.items():
+        p50, p99 = np.quantile(load.latencies, (0.5, 0.99)) * 1e3
+        ratio = ratio_of(load.rates, loads["runner", ""].rates)
+        served_ms, clients_ms = (
+            statistics.median(used_s) * 1e3 for used_s in (load.served_s, load.clients_s)
+        )
+        print(
+            f"{what:12} {way:4} {statistics.median(load.rates):6.1f} requests/s, {ratio:5.2f} of "
+            f"the runner's, p50 {p50:6.0f} ms, p99 {p99:6.0f} ms, CPU {served_ms:6.2f} ms of the "
+            f"server, {clients_ms:5.2f} ms of the clients"
+        )
     runner.close()
 
 
 def main() -> None:
     """Print the tables."""
     if sys.argv[1:2] == ["hammer"]:
-        hammer_server(int(sys.argv[2]), float(sys.argv[3]))
+        hammer_server(int(sys.argv[2]), float(sys.argv[3]), sys.argv[4])
         return
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", nargs="?", choices=("trips", "clients"), help="one table alone")
     parser.add_argument("-n", type=int, default=20, help="rounds (20)")
     parser.add_argument("--calls", type=int, default=50, help="calls a round (50)")
     parser.add_argument("--seconds", type=float, default=4, help="of 64 clients, a round (4)")
+    text = f"a server, by a Python that has it: {', '.join(OTHERS)}"
+    parser.add_argument("--beside", action="append", default=[], metavar="NAME=PYTHON", help=text)
     given = parser.parse_args()
+    others = dict(each.split("=", 1) for each in given.beside)
+    if unknown := others.keys() - OTHERS.keys():
+        parser.error(f"--beside takes {', '.join(OTHERS)}, got {', '.join(unknown)}")
     with tempfile.TemporaryDirectory() as made:
         if given.what != "clients":
-            trips(Path(made), given.n, given.calls)
+            trips(Path(made), given.n, given.calls, others)
         if given.what != "trips":
-            clients(Path(made), max(2, given.n // 5), given.seconds)
+            clients(Path(made), max(2, given.n // 5), given.seconds, others)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
                                                      peak anonymous memory of each
 
 All processes are warm at once and timed in turn, a round each, so that all see the same machine.
-What is shown is the median over rounds of each round's ratio. Asked for: 2 ranks x 1 thread at
+The figure is the median over rounds of each round's ratio. Asked for: 2 ranks x 1 thread at
 least 1.8 of 1 process x 1 thread, and 0.97 of 1 process x 2 threads. "ceiling" is what two
 processes of half the model each, which exchange nothing, gain in the same rounds: what the machine
 has to give. Asked for of memory: 1 GB for the slicer, and 1.2 times a rank's own weights for the

@@ -41,13 +41,16 @@ from engine.tensor.enums import DataType, FmkType, Format, ModelGroupFlag
 
 if typing.TYPE_CHECKING:
     from engine.backends.isolation.listing import backends
-    from engine.convert.converter import Converter
+    from engine.converter.converter import Converter
     from engine.model.group import ModelGroup
     from engine.report.comparison import compare
     from engine.report.diagnosis import doctor
+    from engine.report.explanation.explaining import explain
+    from engine.report.fault.diff import diff
     from engine.report.inspection import inspect
     from engine.report.machine import devices
     from engine.report.measurement import bench
+    from engine.report.tuning.tuning import tune
     from engine.serving.multi_model import ModelExecutor, MultiModelRunner
     from engine.serving.parallel_runner import ModelParallelRunner
     from engine.types import CancelToken
@@ -94,9 +97,12 @@ __all__ = [
     "bench",
     "compare",
     "devices",
+    "diff",
     "doctor",
+    "explain",
     "inspect",
     "load",
+    "tune",
 ]
 
 _LATE = {
@@ -107,7 +113,8 @@ _LATE = {
 
 _WINGS = (
     "Converter", "ModelExecutor", "ModelGroup", "ModelParallelRunner", "MultiDeviceRunner",
-    "MultiModelRunner", "bench", "compare", "devices", "doctor", "inspect",
+    "MultiModelRunner", "bench", "compare", "devices", "diff", "doctor", "explain", "inspect",
+    "tune",
 )  # fmt: skip
 """Names that a wing has."""
 

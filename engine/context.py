@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sized
-from copy import deepcopy
 from typing import Literal, TypeAlias
 
 from engine.config.checks import require, require_choice, require_count, require_int, require_list
@@ -298,9 +297,6 @@ class Context(Settings):
 
     def __str__(self) -> str:
         return f"target: {self.target}."
-
-    def __copy__(self) -> Context:
-        return deepcopy(self)
 
 
 def _require_backend(element: str) -> None:

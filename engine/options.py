@@ -8,7 +8,7 @@ For backends too, which may import this module as they do the contract.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ RESERVED = ("model_cache_mode",)
 CONSUMED = (*READ, *RESERVED)
 """Keys that never reach a backend in `CompileOptions.options`, and that it does not declare.
 
-What they say comes in fields of `CompileOptions`: `provider`, `device`, `shapes`, `profiles`, ...
+Their values come in fields of `CompileOptions`: `provider`, `device`, `shapes`, `profiles`, ...
 """
 
 BOOLEANS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
@@ -48,9 +48,9 @@ BOOLEANS = {"true": True, "1": True, "on": True, "false": False, "0": False, "of
 _SHORT = 3
 
 
-def is_declared(key: str, names: Iterable[str]) -> bool:
+def is_declared(key: str, names: Collection[str]) -> bool:
     """Return whether `names` has `key`; a name that ends in "*" stands for all that begin so."""
-    return any(key == name or (name.endswith("*") and key.startswith(name[:-1])) for name in names)
+    return key in names or key.startswith(tuple([n[:-1] for n in names if n[-1:] == "*"]))
 
 
 def nearest(word: str, words: Iterable[str], likeness: float = 0.6) -> str:

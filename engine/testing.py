@@ -14,7 +14,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "engine_testing":
             raise
-        from engine.host.install import pip_install
+        from engine.backends.install import pip_install
 
         raise ModuleNotFoundError(
             f"the conformance kit is not installed; run: {pip_install('testing')}", name=error.name

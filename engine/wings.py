@@ -3,7 +3,7 @@
     [project.entry-points."engine.wings.v1"]
     request_queue = "engine.serving.built_model:queue_of"
 
-The core imports none of them. What it offers by one, as `Model.predict_async`, it asks for by the
+The core imports none of them. A feature of one, as `Model.predict_async`, it asks for by the
 name under which the wing has registered it. docs/architecture.md lists the names.
 """
 

@@ -14,7 +14,7 @@ from engine import Context, Model
 from engine_testing import models, plugins
 from engine_testing.fixtures import null_backend, plugin_folder
 
-# What a test builds is no business of the user's cache; its own tests turn it on.
+# Models of tests are no business of the user's cache; its own tests turn it on.
 os.environ["ENGINE_CACHE"] = "off"
 sys.path.insert(0, str(Path(__file__).parent))  # tests of several folders use `hostile`
 
@@ -49,7 +49,7 @@ from engine_testing import null_device as null
 from engine_testing.null_device import *
 
 loads, calls, opened = [], [], []
-# What the evaluator does by itself, without the null backend's device.
+# Capabilities of the evaluator by itself, without the null backend's device.
 HOST = {{
     "dynamic_shapes", "deadlines", "cancel_compile", "cancel_predict", "mixed_placement",
     "files_in_memory",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from modules import module_of
 
 from engine.hookspecs import LEVEL
 
@@ -21,17 +21,12 @@ COMMAND = ROOT / ".ci/contract.py"
 
 @pytest.fixture(scope="module")
 def command() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("contract_command", COMMAND)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(COMMAND)
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """What the command reads of a checkout, in a folder of its own."""
+    """A copy of the files that the command reads of a checkout."""
     for path in (".ci/contract.py", ".ci/contract.json", "engine/hookspecs.py", "engine/types.py"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)

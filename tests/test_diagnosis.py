@@ -18,7 +18,7 @@ import pytest
 
 import engine
 from engine.backends import BackendState
-from engine.host.install import pip_install
+from engine.backends.install import pip_install
 from engine.report.diagnosis import BackendDiagnosis, Diagnosis, Finding, Status, diagnose, machine
 from engine.report.diagnosis.packages import CORE, Packages
 from engine.report.diagnosis.variables import VARIABLES, look_at_variables
@@ -421,7 +421,7 @@ def test_a_failed_check_is_a_problem_with_its_fix(plugin_folder: Path) -> None:
 def diagnosed(body: str, said: str) -> tuple[BackendDiagnosis, str]:
     """Return what is found of a plugin with such code, and what is to be said of it.
 
-    What hangs gets little time, and more where it does not come as far in that.
+    A hanging part gets little time, and more where it does not come as far in that.
     """
     for limit in (3, 12, 48) if "sleep" in body else (120,):
         backend = only(diagnose(["faulty"], time_limit_s=limit))

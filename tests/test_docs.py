@@ -11,11 +11,14 @@ import shlex
 import subprocess
 import sys
 from dataclasses import fields
+from html import unescape
+from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import engine
 from engine import hookspecs, types
@@ -27,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
     path
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("**/README.md")]
-    if not {".tox", ".venv", "node_modules"} & set(path.parts)
+    if not {".tox", ".venv", "build", "node_modules"} & set(path.relative_to(ROOT).parts)
 )
 BACKENDS = ROOT / "docs/backends"
 REFERENCE = (BACKENDS / "reference.md").read_text()
@@ -56,6 +59,12 @@ def blocks_in(text: str, language: str) -> list[str]:
         "docs/sharing.md",
         "docs/slicing.md",
         "docs/update_weights.md",
+        "docs/index.md",
+        "docs/five_minutes.md",
+        "docs/from_openvino.md",
+        "docs/from_torch.md",
+        pytest.param("docs/from_triton.md", marks=pytest.mark.slow),
+        *(f"docs/tutorials/{path.name}" for path in sorted(ROOT.glob("docs/tutorials/[!i]*.md"))),
         "examples/digits/README.md",
     ],
 )
@@ -71,6 +80,10 @@ def test_the_python_of_a_document_runs_and_prints_what_it_says(
     plain = [block for block in blocks(ROOT / name, "python") if not needs.search(block)]
     code = "\n".join(plain)
     assert code
+    for library in re.findall(r"^import (torch|openvino|tritonclient)\b", code, re.M):
+        pytest.importorskip(library, reason=f"the page is for users of {library}")
+    if '"serve"' in code:
+        pytest.importorskip("engine_serve", reason="the page is for users of the server")
     log = logging.getLogger("engine")
     level = log.level
     try:
@@ -172,6 +185,45 @@ def test_no_document_has_a_placeholder(path: Path) -> None:
     assert not re.findall(r"\b[A-Z]+_[A-Z]+\b \||\bTBD\b|^[A-Z]+_TABLE$", path.read_text(), re.M)
 
 
+def test_the_picture_of_a_terminal_shows_what_the_commands_print() -> None:
+    pytest.importorskip("engine_cpu", reason="needs the cpu backend")
+    spec = spec_from_file_location("terminal", ROOT / "docs/site/terminal.py")
+    assert spec is not None
+    assert spec.loader is not None
+    terminal = module_from_spec(spec)
+    spec.loader.exec_module(terminal)
+    shown, printed = (
+        re.sub(r"\s+", "", unescape("".join(re.findall(r"<text[^>]*>(.*)</text>", picture))))
+        for picture in (terminal.PICTURE.read_text(), terminal.drawn(terminal.printed()))
+    )
+    times = re.compile(r"(builtin|ranin)[\d.]+[mu]?s")
+    assert times.sub("", shown) == times.sub("", printed)
+    assert "accuracy on held-back images: 0.9861" in terminal.PICTURE.read_text()
+
+
+def test_the_navigation_of_the_site_has_every_page() -> None:
+    """Yaml's own tags, as that of the anchors, are read as nothing: nav has none."""
+
+    class Plain(yaml.SafeLoader):
+        pass
+
+    Plain.add_multi_constructor("tag:yaml.org,2002:python", lambda *_: None)
+
+    def files(part: Any) -> list[str]:
+        if isinstance(part, str):
+            return [part]
+        return [
+            name
+            for each in (part.values() if isinstance(part, dict) else part)
+            for name in files(each)
+        ]
+
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(), Plain)
+    named = [name for name in files(site["nav"]) if not name.startswith("repository/")]
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")]
+    assert sorted(named) == sorted(pages)
+
+
 def test_the_readmes_commands_exist() -> None:
     pytest.importorskip("engine_cpu", reason="needs the cpu backend")
     pages = [
@@ -182,6 +234,27 @@ def test_the_readmes_commands_exist() -> None:
         command = [sys.executable, "-m", "engine.cli", *shlex.split(line)[1:]]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "five_minutes",
+        "tutorials/one_device",
+        "tutorials/converting",
+        pytest.param("tutorials/slow_or_wrong", marks=pytest.mark.slow),
+    ],
+)
+def test_the_commands_of_a_page_for_beginners_run(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("engine_cpu", reason="needs the cpu backend")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    lines = re.findall(r"^\$ engine (.+)$", (ROOT / f"docs/{name}.md").read_text(), re.M)
+    assert lines
+    for line in lines:
+        command = [sys.executable, "-m", "engine.cli", *shlex.split(line)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
 
 def test_what_is_exported_is_exactly_what_the_package_says() -> None:

@@ -66,7 +66,7 @@ class Module:
 
 
 class ONNXProgram:
-    """What torch.onnx.export gives."""
+    """A stand-in for the result of torch.onnx.export."""
 
     @property
     def model_proto(self) -> None:

@@ -1,4 +1,4 @@
-"""What the packages say of themselves is true where they are read: on an index, from a wheel."""
+"""The packages' own descriptions are true where they are read: on an index, from a wheel."""
 
 from __future__ import annotations
 
@@ -48,6 +48,17 @@ def test_the_source_distribution_has_every_file_that_readme_links_to() -> None:
         there = any(path.startswith(f"{part}/") or fnmatch(path, part) for part in included)
         assert there, link
         assert (ROOT / link).exists(), link
+
+
+def test_a_package_index_shows_no_link_that_leads_nowhere() -> None:
+    for project in projects():
+        page = settings(project)["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+        text = (project / "README.md").read_text()
+        assert re.search(r"\]\((?!https:)", text), project
+        for change in page["substitutions"]:
+            text = re.sub(change["pattern"], change["replacement"], text)
+        assert not re.search(r"\]\((?!https:)", text), project
+        assert "readme" in settings(project)["project"]["dynamic"], project
 
 
 def test_security_points_to_no_address_that_is_not_there() -> None:

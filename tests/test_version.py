@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from importlib.metadata import version as installed
 from pathlib import Path
 
 import pytest
+from modules import module_of
 
 import engine
 
@@ -20,10 +20,7 @@ COMMAND = ROOT / ".ci" / "version.py"
 
 @pytest.fixture(scope="module")
 def command():
-    spec = importlib.util.spec_from_file_location("version_command", COMMAND)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(COMMAND)
 
 
 @pytest.fixture

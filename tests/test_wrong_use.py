@@ -176,6 +176,7 @@ USES = {
     "placement": Use(lambda model, path: model.placement),
     "memory": Use(lambda model, path: model.memory()),
     "profile": Use(lambda model, path: model.profile([X], 1)),
+    "explain": Use(lambda model, path: model.explain([X])),
     "model_path_": Use(lambda model, path: model.model_path_, WORKS, WORKS, WORKS, WORKS),
     "provider": Use(lambda model, path: model.provider, WORKS, WORKS, WORKS, WORKS),
     "lora_name_map": Use(lambda model, path: model.lora_name_map, WORKS, WORKS, WORKS, WORKS),
@@ -403,6 +404,14 @@ ARGUMENTS = [
                      "lora_name_map")
     ],
     *called("profile", (lambda m: m.profile([X], "2"), TypeError, "predicts must be int")),
+    *called(
+        "explain",
+        (lambda m: m.explain("x"), TypeError, "inputs must be list or tuple"),
+        (lambda m: m.explain([X, X]), INPUT, "model input len:1 not equal input len:2!"),
+        (lambda m: m.explain([X[0]]), INPUT, "expected float32[batch, 3], got float32[3]"),
+        (lambda m: m.explain([X.astype(complex)]), INPUT, "data type not equal!"),
+        (lambda m: m.explain([X], profile="yes"), TypeError, "profile must be bool"),
+    ),
     *called(
         "predict_async",
         (lambda m: asyncio.run(m.predict_async(5)), TypeError, "inputs must be list or tuple"),

@@ -1,12 +1,12 @@
 """The wings, as folders and modules of the engine: the core does without each of them."""
 
 WINGS = (
-    "cli", "convert", "distributed", "layouts", "onnxruntime", "report", "serving", "sharding",
+    "cli", "converter", "distributed", "layouts", "onnxruntime", "report", "serving", "sharding",
     "workers",
     "backends.isolation", "model.group", "model.group_forms", "plan.in_place", "plan.mixed",
     "plan.dataflow", "plan.segments", "plan.several_devices", "plan.steps", "plan.workspace",
-    "runtime.asked", "weights.shared", "formats.adapter_names", "formats.encryption",
-    "formats.lowered", "weights.lowered", "weights.writer", "weights.writing",
+    "runtime.asked", "runtime.wrapping", "weights.shared", "weights.lowered", "weights.writer",
+    "weights.writing", "formats.adapter_names", "formats.encryption", "formats.lowered",
     "formats.onnx.quantization",
     # These need the onnx package, which the core does not depend on.
     "formats.onnx.infer", "formats.onnx.repair", "plan.extract", "plan.ranges", "plan.reshape",

@@ -3,18 +3,22 @@
     python bench/real_models/pipelines.py [--rounds N] [NAME ...]     all that are installed
 
 Each package has its model in its wheel, and is installed by pip beside the engine; its inputs are
-scikit-image's pictures, or sounds and texts made here. A pipeline runs in processes of its own, by
-turns with the one and the other. Its results must be the same, element by element; the ratio is
-that of the fastest process's median time. What is not installed is named, with the command.
+scikit-image's pictures, or sounds and texts made here. A round starts three processes: onnxruntime,
+onnxruntime again, and the engine. They run the pipeline by turns, never two at once. A ratio is the
+median over turns of one process's time over the first's in the same turn, with its quartiles; that
+of the second onnxruntime, the A/A control, says what the machine does by itself. Beside each stands
+the ratio of the CPU time of all threads: a busy machine changes it less. Each pipeline begins with
+an empty compile cache; ENGINE_CACHE=off goes without one. The engine's results must be the same,
+element by element. A missing package is named, with the command.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib.metadata
 import os
 import pickle
+import random
 import statistics
 import subprocess
 import sys
@@ -22,14 +26,18 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-SECONDS = 1.0
-"""How long a process repeats its pipeline, after two runs that do not count."""
+ROUND_S, TURN_S, FEWEST_TURNS = 6.0, 0.1, 3
+"""Length of a round, and least length of a process's run in a turn."""
+
+PAUSE_S = 0.03
+"""Rest before a turn, longer than the threads of the one before spin."""
 
 
 @dataclass(frozen=True)
@@ -367,26 +375,75 @@ def run():
 ]
 
 
-def one(name: str, out: Path) -> None:
-    """Run a pipeline in this process; write its result and its times."""
+def serve(name: str) -> None:
+    """Run a pipeline in this process as often as each line of stdin says; answer with the times."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # packages print
+    import onnxruntime
+
+    kind = onnxruntime.InferenceSession
+    begin, made = kind.__init__, []
+
+    def noted(session: Any, *given: Any, **named: Any) -> None:
+        made.append(type(session))
+        begin(session, *given, **named)
+
+    kind.__init__ = noted
     [pipeline] = [each for each in PIPELINES if each.name == name]
     names: dict[str, Any] = {"__name__": "pipeline"}
     exec(compile(textwrap.dedent(pipeline.program), name, "exec"), names)
     run: Callable[[], Any] = names["run"]
     result = run()
-    run()
-    times: list[float] = []
-    end = time.perf_counter() + SECONDS
-    while time.perf_counter() < end or len(times) < 3:
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    import onnxruntime
+    kind.__init__ = begin
+    assert made, "it has made no session"
+    pickle.dump((plain(result), kind.__module__.startswith("engine.")), answers)
+    answers.flush()
+    for line in sys.stdin:
+        count = int(line)
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            run()
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        pickle.dump((wall / count, cpu / count), answers)
+        answers.flush()
 
-    kind = onnxruntime.InferenceSession
-    assert any(isinstance(thing, kind) for thing in gc.get_objects()), "it has made no session"
-    of_engine = kind.__module__.startswith("engine.")
-    out.write_bytes(pickle.dumps((plain(result), times, of_engine)))
+
+class Side:
+    """A process that runs a pipeline when it is asked to."""
+
+    def __init__(self, name: str, folder: Path, by: list[str]) -> None:
+        self._errors = folder / f"{os.urandom(4).hex()}.log"
+        command = [sys.executable, *by, __file__, "--serve", name]
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=folder
+            )
+        self.result, of_engine = self._answer()
+        assert of_engine is bool(by), f"{name} did not run on what it was to run on"
+
+    def turn(self, count: int) -> tuple[float, float]:
+        """Return the wall and the CPU time of a run, in seconds."""
+        time.sleep(PAUSE_S)
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"%d\n" % count)
+        self._process.stdin.flush()
+        wall, cpu = self._answer()
+        return wall, cpu
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        try:
+            return pickle.load(self._process.stdout)
+        except EOFError:
+            said = self._errors.read_text(errors="replace").strip().splitlines()
+            raise RuntimeError("\n".join(said[-3:])) from None
+
+    def __enter__(self) -> Side:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
 
 
 def plain(value: Any) -> Any:
@@ -434,55 +491,69 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
     return [] if one == other or (one != one and other != other) else [f"{where}: {one} {other}"]
 
 
-def ran(name: str, by: list[str], out: Path) -> tuple[Any, float]:
-    """Run a pipeline in a process; return its result and its median time."""
-    command = [sys.executable, *by, __file__, "--one", name, str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=out.parent)
-    if done.returncode:
-        raise RuntimeError("\n".join(done.stderr.strip().splitlines()[-3:]))
-    result, times, of_engine = pickle.loads(out.read_bytes())
-    assert of_engine is bool(by), f"{name} did not run on what it was to run on"
-    return result, statistics.median(times)
+OURS = ["-m", "engine.onnxruntime"]
+
+
+def round_of(name: str, folder: Path, order: random.Random) -> tuple[list[list[Any]], list[str]]:
+    """Return the times of each turn, for all three processes, and where results differ."""
+    with ExitStack() as stack:
+        sides = [stack.enter_context(Side(name, folder, by)) for by in ([], [], OURS)]
+        different = differences(sides[0].result, sides[2].result)
+        once = statistics.mean(side.turn(1)[0] for side in sides)
+        count = max(1, round(TURN_S / once))
+        turns: list[list[Any]] = []
+        end = time.monotonic() + ROUND_S
+        while time.monotonic() < end or len(turns) < FEWEST_TURNS:
+            times: list[Any] = [None] * len(sides)
+            for which in order.sample(range(len(sides)), len(sides)):
+                times[which] = sides[which].turn(count)
+            turns.append(times)
+    return turns, different
+
+
+def ratios(turns: list[list[Any]], which: int) -> str:
+    """Return a process's times over the first's: the median with its quartiles, and CPU time."""
+    low, middle, high = statistics.quantiles([t[which][0] / t[0][0] for t in turns], n=4)
+    cpu = statistics.median(t[which][1] / t[0][1] for t in turns)
+    return f"{middle:6.3f} ({low:.2f}-{high:.2f}) {cpu:8.3f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.one:
-        one(given.one[0], Path(given.one[1]))
+    if given.serve:
+        serve(given.serve)
         return
-    os.environ.setdefault("ENGINE_CACHE", "off")
-    print(f"{'pipeline':24} {'onnxruntime':>12} {'engine':>12} {'ratio':>6}  results")
+    order = random.Random(0)
+    columns = " ".join(f"{kind + ' (quartiles)':>18} CPU time" for kind in ("ratio", "A/A"))
+    print(f"{'pipeline':20} {'onnxruntime':>12} {columns} turns results")
     for pipeline in PIPELINES:
         if given.names and pipeline.name not in given.names:
             continue
         try:
             importlib.metadata.version(pipeline.package)
         except importlib.metadata.PackageNotFoundError:
-            print(f"{pipeline.name:24} not installed; run: pip install {pipeline.package}")
+            print(f"{pipeline.name:20} not installed; run: pip install {pipeline.package}")
             continue
-        times: dict[bool, list[float]] = {False: [], True: []}
+        turns: list[list[Any]] = []
         different: list[str] = []
         with tempfile.TemporaryDirectory() as folder:
+            os.environ["ENGINE_CACHE_DIR"] = folder
             try:
                 for _ in range(given.rounds):
-                    theirs, theirs_s = ran(pipeline.name, [], Path(folder) / "theirs")
-                    ours, ours_s = ran(
-                        pipeline.name, ["-m", "engine.onnxruntime"], Path(folder) / "ours"
-                    )
-                    times[False].append(theirs_s)
-                    times[True].append(ours_s)
-                    different += differences(theirs, ours)
+                    further, found = round_of(pipeline.name, Path(folder), order)
+                    turns += further
+                    different += found
             except RuntimeError as error:
-                print(f"{pipeline.name:24} failed: {error}")
+                print(f"{pipeline.name:20} failed: {error}")
                 continue
-        base, own = min(times[False]), min(times[True])
+        base_ms = statistics.median(times[0][0] for times in turns) * 1e3
         said = "; ".join(dict.fromkeys(different)) or "identical"
-        times_ms = f"{base * 1e3:9.2f} ms {own * 1e3:9.2f} ms"
-        print(f"{pipeline.name:24} {times_ms} {own / base:6.3f}  {said}", flush=True)
+        columns = f"{ratios(turns, 2)} {ratios(turns, 1)} {len(turns):5}"
+        print(f"{pipeline.name:20} {base_ms:9.2f} ms {columns} {said}", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ manifest.py      its manifest: checked, options of one kind, as JSON and back
 entry_points.py  entry points of installed distributions
 doors.py         the groups of entry points, and one resolver for all: names -> objects
 names.py         this project's own backends; discovery.py: names -> backends
-advice.py        what to say about one that is not
+advice.py        what to say about one that is not; install.py: the command that installs it
 targets.py       an element of `context.target` -> the backend that serves it;
                  device_types.py: where it is no backend's name
 wings.py         the core's own entry points

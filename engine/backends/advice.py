@@ -9,12 +9,12 @@ from functools import cache
 
 from engine.backends import doors
 from engine.backends.doors import BACKENDS, warn_once
+from engine.backends.install import pip_install
 from engine.backends.names import EXTRAS, OFFICIAL
 from engine.backends.records import BackendRecord, BackendState
-from engine.host.install import pip_install
 from engine.options import nearest
 
-# What people write for a device that the API calls otherwise.
+# Names that people write for a device that the API calls otherwise.
 SYNONYMS = {
     "cpu": ("x86", "arm", "host", "onnxruntime", "ort"),
     "gpu": ("cuda", "nvidia", "tensorrt", "trt", "gpu_trt", "nvtensorrtrtx"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 _WITH_OPTIONS = ("engine_load", "engine_compile", "engine_compiled_key")
-"""What reads options, whose values may be a user's mistake: ValueError says that."""
+"""Hooks that read options, whose values may be a user's mistake: ValueError says that."""
 
 
 class attribute_errors_to(Translating):

@@ -154,7 +154,7 @@ def newer_contract(door: Door, point: EntryPoint, error: BaseException) -> Plugi
 
 
 def _without_extra(door: Door, point: EntryPoint, module: str) -> PluginRecord:
-    from engine.host.install import pip_install  # rare
+    from engine.backends.install import pip_install  # rare
 
     reason = f"it needs {module!r}, which is not installed"
     fix = f"run: {pip_install(door.extra)}"

@@ -26,6 +26,6 @@ def load(name: str) -> Any:
 
 
 def _missing(name: str, why: str) -> EngineError:
-    from engine.host.install import pip_install  # rare
+    from engine.backends.install import pip_install  # rare
 
     return EngineError(f"{name} is not installed: {why}; run: {pip_install()}")

@@ -30,6 +30,8 @@ Examples:
   engine inspect model.onnx --target cpu
   engine bench model.onnx
   engine compare model.onnx --a cpu --b reference
+  engine diff model.onnx --a gpu --b cpu
+  engine explain model.onnx --html model.html
   engine convert model.onnx net
   engine slice model.onnx --tp 2 --out slices
   engine plugins
@@ -56,7 +58,9 @@ _COMMANDS = {
     "bench": "engine.cli.bench:bench",
     "cache": "engine.cli.cache:cache",
     "compare": "engine.cli.compare:compare",
+    "diff": "engine.cli.diff:diff",
     "doctor": "engine.cli.doctor:doctor",
+    "explain": "engine.cli.explain:explain",
     "inspect": "engine.cli.inspect:inspect",
     "plugins": "engine.cli.plugins:plugins",
     "run": "engine.cli.run:run",

@@ -2,52 +2,50 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from engine.cli import options
+from engine.cli.breakdown import Breakdown, of_breakdown
 from engine.cli.build import build, decryption_of, parse_shapes, require_free_input
 from engine.cli.commands import Command, Integer, bundle
 from engine.cli.example import instead_of_model, model_or_example
 from engine.cli.files import require_place, written_whole
 from engine.cli.hints import misuse
-from engine.cli.inputs import Inputs
 from engine.cli.interrupt import interruptible, start
-from engine.cli.latency import SUFFIXES, draw, draw_figure, histogram, new_figure
-from engine.cli.load import SWEEP_S, Load, Sweep
+from engine.cli.latency import SUFFIXES, draw_figure, new_figure
+from engine.cli.load import SWEEP_S, Against, Integers, Load, Percent, Sweep
+from engine.cli.measured import print_json, print_sweep, print_text
 from engine.cli.options import BuildOptions, InputOptions
 from engine.cli.output import (
     as_json,
-    aside,
-    attributes,
     counted,
-    duration,
-    fields,
-    line,
     note,
     notes,
     plain,
 )
-from engine.cli.progress import progress
+from engine.cli.progress import progress, waiting
+from engine.cli.scenario import Asked, of_scenario
+from engine.cli.setups import Setups, of_setups
 from engine.cli.subject import BuiltSubject, ServedSubject
 from engine.cli.sweep import draw_figure as draw_sweep
 from engine.cli.sweep import measure as in_sweep
-from engine.cli.sweep import measured_values
-from engine.cli.sweep import show as show_sweep
-from engine.cli.sweep import values as sweep_values
+from engine.errors import EngineError
 from engine.report.clients import Clients
 from engine.report.measurement import (
     DURATION_S,
-    METHOD,
     BenchResult,
     batch_of,
+    by_runs,
     devices_text,
+    result_of,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +54,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from engine.cli.subject import Subject
+    from engine.report.profiling import Profile
     from engine.report.sweep import Point
 
 EPILOG = """\b
@@ -64,9 +63,15 @@ Examples:
   engine bench model.onnx --runs 1000 --plot
   engine bench model.onnx --clients 4 --threads 1 --duration 30
   engine bench model.onnx --batches 1,2,4,8,16,32 --plot
+  engine bench model.onnx --clients 1,2,4 --threads 1,2
   engine bench model.onnx --rates 50,100,200,400 --clients 4
   engine bench --url http://localhost:8000/v2/models/digits --clients 8
   engine bench model.onnx --input image=photo.npy --json
+  engine bench model.onnx other.onnx --fail-above 3%
+  engine bench model.onnx --versus cpu_context.spin_us=0
+  engine bench model.onnx --save run.json
+  engine bench model.onnx --against run.json --fail-above 3%
+  engine bench model.onnx --scenario server --p99-ms 20 --clients 4
 
 \b
 What is measured:
@@ -74,12 +79,21 @@ What is measured:
                memory; with --rates from when the request was due, so that
                waiting for a free client counts
   percentiles  over the runs of all clients, as numpy.percentile does by
-               default: linear between the two nearest runs
+               default: linear between the two nearest runs; behind +- is
+               the standard deviation from one such measurement to another
   clients      each runs again as soon as its last run has ended
   first run    of the warm-up, if there is one: it is not among the others
   throughput   all runs divided by the time from the first one's start to the
                last one's end; samples are the runs times the size of the
                inputs' first axis
+
+\b
+What is compared:
+  in turn      several models, targets, configurations or settings are built
+               anew again and again, and timed in turn; the first one comes
+               twice, so that its ratio to itself shows the noise
+  interval     holds the true ratio in 199 of 200 cases; slower and faster are
+               said where all of it is on one side of 1
 
 The ranks of a sliced model predict as often as each other, so they are measured by --runs, by one
 client, after as many unmeasured runs:
@@ -129,13 +143,6 @@ _ENOUGH_RUNS = 100  # a p99 of fewer is decided by the slowest of them alone
         metavar="SECONDS",
         help="How long to run unmeasured before, at least once; 0 for not at all.",
     ),
-    click.option(
-        "--clients",
-        type=Integer(1, 1000),
-        default=1,
-        metavar="N",
-        help="How many threads run the one model at once.",
-    ),
 )
 @bundle(
     "sweep",
@@ -155,9 +162,45 @@ _ENOUGH_RUNS = 100  # a p99 of fewer is decided by the slowest of them alone
         help="Offer so many requests a second, at random times, one load after the other: a table "
         "of latencies, with the load that is too much. --clients are served at once.",
     ),
+    click.option(
+        "--clients",
+        "at_once",
+        type=Integers(1, 1000),
+        default="1",
+        metavar="N[,N...]",
+        help="How many threads run the one model at once; several are measured one after the "
+        "other.",
+    ),
 )
+@of_scenario
+@of_breakdown
 @options.model_inputs
-@options.model_build
+@of_setups
+@bundle(
+    "held",
+    Against,
+    click.option(
+        "--save",
+        type=options.PATH,
+        metavar="FILE",
+        help="Save the run, for --against of a later one.",
+    ),
+    click.option(
+        "--against",
+        type=options.PATH,
+        metavar="FILE",
+        help="Compare with a run that --save has written on this machine; where its model is still "
+        "there, with that model.",
+    ),
+    click.option(
+        "--fail-above",
+        type=Percent(),
+        metavar="PERCENT",
+        help="Exit with status 1 if the model is slower than the saved run, or a contender than "
+        "the first, by more, as 3%; that is also the change that is looked for.  [default: 3%, "
+        "and status 0]",
+    ),
+)
 @click.option("--plot", is_flag=True, help="Also draw a histogram of the latencies.")
 @click.option(
     "--plot-file",
@@ -185,62 +228,136 @@ def bench(
     model: Path | None,
     load: Load,
     sweep: Sweep,
+    asked: Asked,
+    breakdown: Breakdown,
     given: InputOptions,
-    how: BuildOptions,
+    setups: Setups,
+    held: Against,
     plot: bool,
     plot_file: Path | None,
     url: str | None,
     headers: tuple[str, ...],
     json: bool,
 ) -> None:
-    """Measure the latency and throughput of a model.
+    """Measure the latency and throughput of a model, or compare several.
 
     Runs it over and over and prints percentiles. Ctrl-C ends that early: what was measured until
-    then is printed.
+    then is printed. Several models or settings are compared in turn.
     """
     shapes = parse_shapes(given.shapes)
     require_free_input(given, model)
-    load = load.checked()
+    setups.require_models()
+    sweep = replace(sweep, host_threads=setups.threads)
+    load = replace(load.checked(), clients=sweep.at_once[0])
     sweep.checked()
+    asked.check(load, sweep)
+    contenders = [] if model is None else setups.contenders(model)
+    if model is None and (setups.is_comparison or len(setups.threads) > 1):
+        raise misuse("--url", "a model on a server is measured alone, and the server decides how")
+    if model is not None and headers:
+        raise misuse("--header", "is for --url, which is not given")
+    is_comparison = bool(held) or len(contenders) > 1
+    if is_comparison and plot:
+        raise misuse("--plot", "draws latencies; a comparison is drawn by --plot-file")
+    breakdown.require_one_run((
+        ("--url", model is None),
+        ("a sweep", bool(sweep) or asked.is_search),
+        ("a comparison", is_comparison),
+    ))  # fmt: skip
     figure = None if plot_file is None else _prepared_figure(plot_file)
+    if is_comparison:
+        from engine.cli.comparing import compare  # rare
+
+        compared, completed = compare(contenders, load, sweep, asked, given, held)
+        if json:
+            as_json(compared.facts())
+        else:
+            compared.show()
+        if figure is not None:
+            compared.draw(figure)
+            _write(figure, plot_file)
+        if not completed:
+            raise KeyboardInterrupt
+        if held.fail_above is not None and compared.is_too_slow:
+            raise click.exceptions.Exit(1)
+        return
+    if held.fail_above is not None:
+        text = "is for a comparison: give several models, --versus or --against"
+        raise misuse("--fail-above", text)
+    how = setups.first
     with ExitStack() as stack:
         subject = _subject(stack, model, how, url, headers)
         load = load.completed(subject.ranks, sweep)
+        if subject.ranks and asked.is_search:
+            raise misuse("--scenario server", by_runs(subject.ranks))
         inputs = interruptible(  # large arrays are made, or read, in one call of numpy's
             lambda: subject.made(given, shapes)
         )
         cold_s: float | None = None
         if any(not isinstance(dim, int) for spec in subject.inputs for dim in spec.shape or ()):
             inputs, cold_s = subject.first_run(inputs)
-        if sweep:
-            points, completed = in_sweep(subject, inputs, sweep, load, _measure, shapes)
-            _print_sweep(points, inputs, plot, json)
+        if sweep or asked.is_search:
+
+            def swept(subject: Subject) -> tuple[list[Point], bool]:
+                if not sweep:
+                    return asked.search(subject, inputs, load, _measure)
+                return in_sweep(subject, inputs, sweep, load, _measure, shapes)
+
+            points, completed = swept(subject)
+            for threads in setups.threads[1:]:
+                assert model is not None  # else --threads is refused
+                if completed:
+                    more = stack.enter_context(_opened(model, replace(how, threads=threads)))
+                    found, completed = swept(more)
+                    points += found
+            points = asked.judged(points)
+            print_sweep(points, inputs, asked, plot, json)
             if figure is not None:
                 draw_sweep(figure, points, _title(points[0].result))
                 _write(figure, plot_file)
             if not completed:
                 raise KeyboardInterrupt
             return
-        run = partial(subject.predict, inputs.values())
+        query = asked.query(subject, inputs)
         clients = Clients(
-            run, load.clients, load.warmup_s, load.duration_s, load.runs, start, load.warmup_runs
+            query.call,
+            load.clients,
+            load.warmup_s,
+            load.duration_s,
+            load.runs,
+            start,
+            load.warmup_runs,
         )
         completed = _measure(clients, load)
-        result = subject.result(
+        result = result_of(
+            subject.origin(),
             clients.measured() if cold_s is None else replace(clients.measured(), first_s=cold_s),
             clients.warmup_took_s if load.warmup_runs else load.warmup_s,
             load.clients,
             not completed,
-            batch_of(inputs.values()),
+            query.samples or batch_of(inputs.values()),
         )
+        profile: Profile | None = None
+        failure: EngineError | None = None
+        if breakdown and completed:
+            assert isinstance(subject, BuiltSubject)  # no --url
+            with waiting("measuring the kernels"):
+                try:
+                    profile = interruptible(partial(subject.profile, inputs.values()))
+                except EngineError as error:  # what was measured is printed first
+                    failure = error
     count = result.runs
     if count == 0:  # interrupted before the first run had ended
         raise KeyboardInterrupt
     notes(inputs.notes)
     if json:
-        _print_json(result, inputs, plot)
+        tables = {} if profile is None else breakdown.facts(profile)
+        print_json(result, inputs, {**asked.facts(result, query), **tables}, plot)
     else:
-        _print_text(result, inputs, plot)
+        print_text(result, inputs, plot)
+        asked.show(result, query)
+        if profile is not None:
+            breakdown.show(profile)
     if count < _ENOUGH_RUNS:
         note(
             f"note: with {counted(count, 'run')} the p99 is little more than the slowest one; "
@@ -249,6 +366,8 @@ def bench(
     if figure is not None:
         draw_figure(figure, result.latencies_s, f"{_title(result)}, runs: {count:,}")
         _write(figure, plot_file)
+    if failure is not None:
+        raise failure
     if not completed:
         raise KeyboardInterrupt
 
@@ -258,11 +377,7 @@ def _subject(
 ) -> Subject:
     """Return what is measured, which ends with `stack`; a usage error for options beside it."""
     if model is not None:
-        if headers:
-            raise misuse("--header", "is for --url, which is not given")
-        built = build(model, how, decryption_of(model, how.dec_key, how.dec_mode))
-        stack.enter_context(built.model)
-        return BuiltSubject(built, how.threads)
+        return stack.enter_context(_opened(model, how))
     for name, option in _OF_BUILD.items():
         if getattr(how, name) != getattr(BuildOptions(), name):
             raise misuse(option, "with --url the server decides how the model runs")
@@ -272,6 +387,13 @@ def _subject(
     sent = dict(_header(text) for text in headers)
     served = interruptible(lambda: ServedModel(url, sent))
     return ServedSubject(stack.enter_context(served))
+
+
+@contextmanager
+def _opened(model: Path, how: BuildOptions) -> Iterator[BuiltSubject]:
+    built = build(model, how, decryption_of(model, how.dec_key, how.dec_mode))
+    with built.model:
+        yield BuiltSubject(built, how.threads)
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -333,62 +455,3 @@ def _measure(clients: Clients, load: Load) -> bool:
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
-
-
-def _print_sweep(points: Sequence[Point], inputs: Inputs, plot: bool, json: bool) -> None:
-    if not points:  # interrupted before the first run had ended
-        raise KeyboardInterrupt
-    notes(inputs.notes)
-    result = points[0].result
-    if json:
-        as_json({**_facts(result, inputs), "points": sweep_values(points)})
-        return
-    for given in inputs.given:
-        aside(plain(str(given)))
-    shown = result.facts()
-    fields({name: shown[name] for name in ("model", "ran on", "CPUs", "clients' CPUs", "built in")})
-    line()
-    show_sweep(points, plot)
-
-
-def _facts(result: BenchResult, inputs: Inputs) -> dict[str, Any]:
-    own = (
-        "model",
-        "server",
-        "backend",
-        "cpus",
-        "usable_cpus",
-        "threads",
-        "build_s",
-        "warmup_s",
-        "clients",
-    )
-    return {
-        **attributes(result, *own),
-        "devices": [share._asdict() for share in result.devices],
-        "inputs": inputs.facts(),
-        "percentile_method": METHOD,
-    }
-
-
-def _print_json(result: BenchResult, inputs: Inputs, plot: bool) -> None:
-    values: dict[str, Any] = {
-        **_facts(result, inputs),
-        **measured_values(result),
-        "interrupted": result.is_interrupted,
-    }
-    if plot:
-        edges, counts = histogram(result.latencies_s)
-        values["histogram"] = {"edges_s": edges.tolist(), "counts": counts.tolist()}
-    as_json(values)
-
-
-def _print_text(result: BenchResult, inputs: Inputs, plot: bool) -> None:
-    for given in inputs.given:
-        aside(plain(str(given)))
-    fields(result.facts())
-    line()
-    fields({f"latency {name}": duration(seconds) for name, seconds in result.latency_s.items()})
-    if plot:
-        line()
-        draw(result.latencies_s)

@@ -25,7 +25,7 @@ from engine.cli.options import KEY_VARIABLE, BuildOptions, DecMode, InputOptions
 from engine.cli.pictures import Preparation
 from engine.cli.progress import progress, waiting
 from engine.cli.witness import witnessed
-from engine.config.reader import configuration, number_devices
+from engine.config.reader import Config, configuration, number_devices
 from engine.config.wording import own_text, reworded
 from engine.errors import (
     BackendError,
@@ -106,21 +106,8 @@ def build(path: Path, options: BuildOptions, decryption: Decryption) -> Built:
     Raises what Model.build_from_file raises, and click.BadParameter for options that cannot be
     understood; KeyboardInterrupt at once, also while a backend compiles.
     """
-    sections = parse_settings(options.settings)
-    context = Context()
-    set_target(context, options.target)
-    context.cpu.thread_num = options.threads
-    context.gpu.device_id = context.ascend.device_id = options.device_id
-    if options.device_id:
-        number_devices(context.target, sections, options.device_id)
-    refuse_unknown(sections, context)
     decryption.require_key(path)
-    if options.config is not None:
-        require_config(options.config, "--config")
-    merged = configuration(str(options.config or ""), sections, "build_from_file")
-    if "ENGINE_CACHE" not in os.environ and not is_auto(context.target):
-        # One run does not pay for an entry that the next may never use. A choice is worth keeping.
-        merged.setdefault("common_context", {}).setdefault("compile_cache", str(Mode.READ))
+    context, merged = _recipe_of_one_run(options)
     command = click.get_current_context(silent=True)
     if command is not None and not merged.get("common_context", {}).get("isolate"):
         command.with_resource(witnessed(path))  # to the command's end: predict may crash too
@@ -134,6 +121,42 @@ def build(path: Path, options: BuildOptions, decryption: Decryption) -> Built:
     seconds = time.perf_counter() - begin
     backend = state.require_built().plan.backend.name
     return Built(model, backend, model.inputs, model.outputs, seconds, decryption.file)
+
+
+def build_again(built: Built, options: BuildOptions, cancel: CancelToken) -> Built:
+    """Build a model once more, in the calling thread and without a word."""
+    context, merged = _recipe_of_one_run(options)
+    model = Model()
+    from_model_file(
+        model_state(model), built.file, context, merged, lambda phase, done, total: None, cancel
+    )
+    return replace(built, model=model)
+
+
+def _recipe_of_one_run(options: BuildOptions) -> tuple[Context, Config]:
+    context, merged = recipe_of(options)
+    if "ENGINE_CACHE" not in os.environ and not is_auto(context.target):
+        # One run does not pay for an entry that the next may never use. A choice is worth keeping.
+        merged.setdefault("common_context", {}).setdefault("compile_cache", str(Mode.READ))
+    return context, merged
+
+
+def recipe_of(options: BuildOptions) -> tuple[Context, Config]:
+    """Return the context and the configuration that options stand for.
+
+    Raises click.BadParameter for options that cannot be understood.
+    """
+    sections = parse_settings(options.settings)
+    context = Context()
+    set_target(context, options.target)
+    context.cpu.thread_num = options.threads
+    context.gpu.device_id = context.ascend.device_id = options.device_id
+    if options.device_id:
+        number_devices(context.target, sections, options.device_id)
+    refuse_unknown(sections, context)
+    if options.config is not None:
+        require_config(options.config, "--config")
+    return context, configuration(str(options.config or ""), sections, "build_from_file")
 
 
 def inputs_of(

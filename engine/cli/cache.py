@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,6 +30,9 @@ from engine.errors import ModelError
 from engine.weights.compile_cache import IS_SECRET, CompileCache
 from engine.weights.location import CacheUnusable, default_folder
 from engine.weights.store import Entry, Store
+
+if TYPE_CHECKING:
+    from engine.report.choice.evidence import Evidence
 
 EPILOG = """\b
 Examples:
@@ -129,7 +133,7 @@ def why(
     from engine.backends import find_target
     from engine.plan.options import BuildOptions
     from engine.plan.targets import targets_of
-    from engine.report.explain import Explanation, explain
+    from engine.report.cache_state import Explanation, explain
 
     require_file(model)
     config = parse_settings(settings)
@@ -206,7 +210,7 @@ def choices(model: Path, folder: Path | None, json: bool) -> None:
     for evidence in found:
         measured = any(trial.error is not None for trial in evidence.trials)
         table(
-            f"{evidence.chosen}, {_ago(evidence.created)}: {evidence.reason}",
+            f"{evidence.chosen}, {_ago(evidence.created)}: {evidence.reason}{_again(evidence)}",
             ("tried", ">time", ">default", ">ratio", *(">error",) * measured, "why not"),
             [
                 (
@@ -312,6 +316,14 @@ def _ago(when: float) -> str:
         if seconds >= length:
             return f"{counted(int(seconds // length), unit)} ago"
     return "now"
+
+
+def _again(evidence: Evidence) -> str:
+    """Say from when on builds measure again, where they do so before anything changes."""
+    if math.isinf(evidence.valid_s):
+        return ""
+    end = time.localtime(evidence.created + evidence.valid_s)
+    return f"; not all was measured well: builds after {time.strftime('%F %R', end)} try again"
 
 
 def _values(entry: Entry) -> dict[str, Any]:

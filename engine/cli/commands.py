@@ -24,6 +24,8 @@ from engine.cli.output import Talk, set_talk
 from engine.errors import ModelError, ModelStateError
 
 OWN_DISTRIBUTION = "inference-engine"
+_EXTRAS = {"serve": "serve"}
+"""The extras that bring commands of this project's other distributions."""
 
 Function = Callable[..., Any]
 
@@ -104,7 +106,9 @@ class Group(click.Group):
         is_known = word.startswith("-") or self.get_command(ctx, word) is not None
         if not is_known and not ctx.resilient_parsing:
             near = hint(word, self.list_commands(ctx))
-            if ctx.parent is None and not near and os.path.exists(word):
+            if ctx.parent is None and word in _EXTRAS:
+                near = f'; run: pip install "{OWN_DISTRIBUTION}[{_EXTRAS[word]}]"'
+            elif ctx.parent is None and not near and os.path.exists(word):
                 near = f"; did you mean: {ctx.command_path} run {shlex.quote(word)}?"
             raise click.UsageError(f"no such command {word!r}{near}", ctx)
         return super().resolve_command(ctx, args)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engine.cli.files import storable
 from engine.cli.folder import shape_text, spec_values, type_text
 from engine.cli.output import aside, counted, duration, fields, line, plain, size, table
+from engine.report.archive import storable
 from engine.report.parts import arrays_of, described
 from engine.tensor.description import Array
 
 if TYPE_CHECKING:
-    from engine.convert.job import Job, Report
+    from engine.converter.job import Job, Report
 
 
 def show(job: Job, report: Report) -> None:
     """Print a conversion as text; the last line is converter_lite's."""
-    from engine.convert.job import name_of
+    from engine.converter.job import name_of
 
     pairs = {
         "source": str(job.model_file),
@@ -35,7 +35,7 @@ def show(job: Job, report: Report) -> None:
         rows = [(spec.name, type_text(spec), shape_text(spec)) for spec in specs]
         table(title, ("name", "type", "shape"), rows)
     if report.accuracy:
-        from engine.convert.job import title_of
+        from engine.converter.job import title_of
 
         shown = {
             name: {title_of(key): value for key, value in values.items()}
@@ -81,7 +81,7 @@ def _text(value: object) -> str:
 
 def values(job: Job, report: Report) -> dict[str, Any]:
     """Return the same as plain values, for JSON."""
-    from engine.convert.job import name_of
+    from engine.converter.job import name_of
 
     return {
         "source": str(job.model_file),

@@ -15,7 +15,7 @@ from engine.cli.request import Request, request_options
 from engine.types import CancelToken
 
 if TYPE_CHECKING:
-    from engine.convert.job import Job, Report
+    from engine.converter.job import Job, Report
 
 EPILOG = """\b
 Examples:
@@ -43,7 +43,7 @@ The flags of MindSpore Lite's converter_lite work as they are: replace its name.
 def convert(request: Request, json: bool) -> None:
     """Convert a model to ONNX, in a file that Model reads.
 
-    What is not asked for stays as it is in the model.
+    The rest stays as it is in the model.
     """
     job = request.job()
     report = _run(job)
@@ -54,7 +54,7 @@ def convert(request: Request, json: bool) -> None:
 
 
 def _run(job: Job) -> Report:
-    from engine.convert import convert
+    from engine.converter.pipeline import convert
 
     cancel = CancelToken()
     with progress() as show:

@@ -19,14 +19,33 @@ _EXAMPLE = "--example"
 
 def model_or_example(function: Function) -> Function:
     """Add the argument MODEL, and the option --example that stands for it."""
+    return _added(function, ModelPath(), "a folder with one model")
+
+
+def folder_or_example(function: Function) -> Function:
+    """Add the same for a command that takes a folder of several models too."""
+    return _added(function, ModelPath(of_folder=True), "a folder")
+
+
+def file_or_example(function: Function) -> Function:
+    """Add the same for a command that opens the model again and again: no standard input."""
+    return _added(function, ModelPath(), "or a folder with one model", standard_input="")
+
+
+def _added(
+    function: Function,
+    path: ModelPath,
+    folder: str,
+    standard_input: str = ", or - for standard input",
+) -> Function:
     argument = click.argument(
         "model",
         cls=Argument,
         metavar="[MODEL]",
-        type=ModelPath(),
+        type=path,
         required=False,
         callback=_chosen,
-        help="The model's file, a folder with one model, or - for standard input.",
+        help=f"The model's file, {folder}{standard_input}.",
     )
     option = click.option(
         _EXAMPLE,
@@ -49,7 +68,8 @@ def instead_of_model(ctx: click.Context, parameter: click.Parameter, value: Any)
 def _chosen(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
     instead = ctx.meta.get(__name__, [])
     if value is None and not instead:
-        raise click.MissingParameter(ctx=ctx, param=parameter, param_hint="'MODEL'")
+        wanted = f"'MODEL'; give a model's file, or {_EXAMPLE}"
+        raise click.MissingParameter(ctx=ctx, param=parameter, param_hint=wanted)
     given = [*([] if value is None else [f"the model {str(value)!r}"]), *instead]
     if len(given) > 1:
         text = f"got {' and '.join(given)}; expected one of the two"

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from engine.cli.output import strict
+from engine.report.archive import storable, write_archive
 from engine.tensor.description import Array
 
 STANDARD_OUTPUT = "-"
@@ -27,7 +27,7 @@ def print_outputs(arrays: Mapping[str, Array], is_json: bool) -> None:
         print(_as_json(arrays))
         return
     with io.BytesIO() as held:  # an archive is written with seeks, which a pipe has not
-        _write_archive(held, arrays)
+        write_archive(held, arrays)
         sys.stdout.flush()
         sys.stdout.buffer.write(held.getbuffer())
         sys.stdout.buffer.flush()
@@ -54,7 +54,7 @@ def write(path: Path, arrays: Mapping[str, Array]) -> None:
             [array] = arrays.values()
             np.lib.format.write_array(file, storable(array), allow_pickle=False)
         else:
-            _write_archive(file, arrays)
+            write_archive(file, arrays)
 
 
 @contextmanager
@@ -77,42 +77,14 @@ def require_place(path: Path) -> None:
 @contextmanager
 def _aside(path: Path) -> Iterator[Path]:
     """Yield a name beside `path` for a temporary file; the file is gone after the block."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = path.parent / f".{path.name}.{os.getpid()}"
     try:
         yield aside
     except OSError as error:  # the user knows the file by its own name
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        why = error.strerror
+        if error.errno == errno.ENOENT and not path.parent.exists():
+            why = f"no such folder: {path.parent}; make it first"
+        raise OSError(error.errno, why, str(path)) from error
     finally:
         with suppress(OSError):
             aside.unlink()
-
-
-def _write_archive(file: Any, arrays: Mapping[str, Array]) -> None:
-    # Not np.savez: it takes the names as arguments, and an output may be called "file".
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, storable(array), allow_pickle=False)
-
-
-def storable(array: Array) -> Array:
-    """Return the same values in a type of the .npy format: bfloat16 as float32, text as str."""
-    if array.dtype == object:
-        return array.astype(str)
-    if array.dtype.isbuiltin == 1:
-        return array
-    return array.astype(_stored(array.dtype))
-
-
-def restored(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return to `dtype` what `storable` made of an array of it; another array stays as it is."""
-    if dtype.isbuiltin == 1 or dtype.hasobject or array.dtype != _stored(dtype):
-        return array
-    with np.errstate(over="ignore", invalid="ignore"):  # then it was no such array
-        back = array.astype(dtype)
-    return back if np.array_equal(storable(back), array, equal_nan=True) else array
-
-
-def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return a type that holds all values of one that numpy's files do not have."""
-    return np.dtype(np.int8 if "int" in dtype.name else np.float32)

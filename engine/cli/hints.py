@@ -23,6 +23,9 @@ def hint(word: str, words: Iterable[str]) -> str:
 def unknown_option(error: click.NoSuchOption) -> str:
     """Return the text on an option that its command does not have, with what it has for that."""
     text = f"no such option {error.option_name!r}"
+    own = {*_options(error.ctx)}
+    if own.issuperset(instead := _INSTEAD.get(error.option_name, (error.option_name,))):
+        return f"{text}; this command has {' and '.join(instead)}"
     if other := _command_with(error.option_name, error.ctx):
         return f"{text}; did you mean: {other}?"
     names = {option.lstrip("-"): option for option in _options(error.ctx)}
@@ -30,7 +33,10 @@ def unknown_option(error: click.NoSuchOption) -> str:
     return text + (f"; did you mean {near!r}?" if near else "")
 
 
-_ASKED = ("run", "bench", "compare", "inspect", "convert", "slice")
+_INSTEAD = {"--target": ("--a", "--b")}
+"""Options that some commands have in the place of another one."""
+
+_ASKED = ("run", "bench", "compare", "diff", "inspect", "convert", "slice")
 
 
 def _command_with(option: str, context: click.Context | None) -> str:

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from engine.cli.batches import read_batch
-from engine.cli.files import restored
 from engine.cli.hints import hint
 from engine.cli.input_files import IMAGES, TABLES, InputFile, InputFiles
 from engine.cli.output import attributes
 from engine.cli.pictures import Preparation, read_picture
 from engine.cli.tables import Table, json_value, read_json, read_text
 from engine.errors import InputError
-from engine.formats.arrays import read_npy, read_npz, read_raw
+from engine.formats.arrays import fits, read_npy, read_npz, read_raw
 from engine.plan.open_sizes import fitting_shapes
+from engine.report.archive import restored
 from engine.report.filled import HOW, Fill, stand_in
 from engine.report.parts import arrays_of, described, value_of
 from engine.runtime.advice import for_axes
@@ -354,7 +354,7 @@ def _checked(spec: TensorSpec, value: Any, file: InputFile, shape: Shape | None)
     if value.dtype.newbyteorder("=") != wanted and not is_text:
         advice = f"save it as array.astype({_in_python(spec.dtype)})"
         raise file.refusal(spec, f"expected {inside}, got {said}; {advice}")
-    if not _is_allowed(value.shape, spec):
+    if not fits(value.shape, spec):
         moved = for_axes("array", value.shape, spec.shape or ())
         advice = f"{moved}: save that" if moved else "save an array of that shape"
         raise file.refusal(spec, f"expected {inside}, got {said}; {advice}")
@@ -367,14 +367,6 @@ def _in_python(dtype: DType) -> str:
     if dtype is DType.STRING:
         return "str"
     return repr(str(dtype)) if dtype.numpy.isbuiltin == 1 else f"ml_dtypes.{dtype}"
-
-
-def _is_allowed(shape: Shape, spec: TensorSpec) -> bool:
-    if spec.shape is None:
-        return True
-    return len(shape) == len(spec.shape) and all(
-        size == dim or not isinstance(dim, int) for size, dim in zip(shape, spec.shape, strict=True)
-    )
 
 
 def _unknown(name: str, known: Mapping[str, TensorSpec], where: str) -> InputError:
@@ -391,7 +383,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _require_allowed(spec: TensorSpec, shape: Shape | None) -> None:
-    if shape is not None and not _is_allowed(shape, spec):
+    if shape is not None and not fits(shape, spec):
         raise InputError(
             f"input {spec.name!r}: expected {TensorSpec(spec.name, spec.dtype, spec.shape)}, got "
             f"{spec.dtype}{list(shape)}; change --shape",

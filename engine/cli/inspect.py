@@ -13,8 +13,9 @@ import click
 
 from engine.cli import folder, memory_table, mindir, options
 from engine.cli.build import build, decryption_of, parse_targets
-from engine.cli.commands import Argument, Command, ModelPath, bundle
+from engine.cli.commands import Command, bundle
 from engine.cli.completion import targets
+from engine.cli.example import folder_or_example
 from engine.cli.folder import quantization_text, shape_text, type_text
 from engine.cli.hints import misuse
 from engine.cli.input_files import file_name
@@ -27,6 +28,7 @@ from engine.types import ParameterInfo
 
 EPILOG = """\b
 Examples:
+  engine inspect --example
   engine inspect model.onnx
   engine inspect model.onnx --nodes --parameters
   engine inspect model.onnx --target gpu,cpu
@@ -36,13 +38,7 @@ Examples:
 
 
 @click.command("inspect", cls=Command, epilog=EPILOG)
-@click.argument(
-    "model",
-    cls=Argument,
-    metavar="MODEL",
-    type=ModelPath(of_folder=True),
-    help="The model's file, a folder, or - for standard input.",
-)
+@folder_or_example
 @bundle(
     "how",
     BuildOptions,

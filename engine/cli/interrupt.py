@@ -43,7 +43,7 @@ _has_come = False
 def was_interrupted() -> bool:
     """Return whether a signal has interrupted the command, whatever became of its exception.
 
-    What it interrupts may translate it: a half-way import is an ImportError of the next one.
+    The interrupted code may translate it: a half-way import is an ImportError of the next one.
     """
     return _has_come
 

@@ -55,7 +55,7 @@ def _of_target(name: str) -> Iterator[tuple[str, Setting]]:
 
 
 def _of_converter() -> Iterator[tuple[str, Setting]]:
-    from engine.convert.quantize.settings import KEYS
+    from engine.converter.quantize.settings import KEYS
 
     for section, keys in KEYS.items():
         for key in keys:

@@ -19,18 +19,20 @@ R = TypeVar("R")
 _SIZES = "say sizes that fit together: --shape NAME=SIZES"
 
 
-def first_fitting(built: Built, inputs: Inputs, run: Callable[[Inputs], R]) -> tuple[Inputs, R]:
+def first_fitting(
+    built: Built | None, inputs: Inputs, run: Callable[[Inputs], R]
+) -> tuple[Inputs, R]:
     """Run a model on inputs; where generated ones do not fit together, on others.
 
-    A rank of several tries no others: the ranks would be out of step. Returns the inputs that
-    went well, and what `run` gave.
+    built: None for a model that is elsewhere. A rank of several tries no others: the ranks would be
+    out of step. Returns the inputs that went well, and what `run` gave.
     """
-    others = () if ranks_of(built.model) else inputs.others
+    others = () if built is not None and ranks_of(built.model) else inputs.others
 
     def sizes(tried: Inputs) -> str:
         specs = [given.spec for given in tried.given]
         shapes = dict(zip((spec.name for spec in specs), shapes_of(tried.values())))
-        return sizes_and_disagreement(built.file(), specs, shapes)
+        return sizes_and_disagreement(None if built is None else built.file(), specs, shapes)
 
     return first_that_runs(chain([inputs], others), run, sizes, _SIZES)
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from engine.backends.install import pip_install
 from engine.cli.input_files import InputFile
 from engine.errors import InputError, one_line
-from engine.host.install import pip_install
 from engine.tensor.description import Array
 from engine.types import DType, TensorSpec
 
@@ -164,7 +164,7 @@ def _opened(file: InputFile) -> tuple[Image, list[str]]:
             if frames > 1:
                 done.append(f"the first of {frames} frames")
             return _upright(opened, done), done
-    # What Pillow's readers raise for a damaged file, and its guard against huge ones.
+    # Errors of Pillow's readers for a damaged file, and its guard against huge ones.
     except (OSError, ValueError, TypeError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(f"{file}: not a readable image: {error}") from error
 

@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from engine.backends import BackendRecord, BackendState, PluginRecord
+from engine.backends.install import pip_install
 from engine.backends.isolation.listing import plugins as listed
 from engine.backends.manifest import option_values
 from engine.cli import options
 from engine.cli.commands import LateGroup
 from engine.cli.output import as_json, attributes, line, plain, size, table
-from engine.host.install import pip_install
 from engine.types import DeviceInfo, DeviceMemory
 
 EPILOG = """\b

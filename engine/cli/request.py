@@ -23,13 +23,13 @@ from engine.cli.completion import one_of
 from engine.cli.converter_lite import OUTPUT_IS_LITERAL
 from engine.cli.hints import hint, misuse
 from engine.cli.options import KEY_VARIABLE, DecMode
-from engine.convert.converter import SUFFIXES, Converter, job_of
+from engine.converter.converter import SUFFIXES, Converter, job_of
 from engine.errors import InputError, ModelError
 from engine.model import ModelType
 from engine.tensor.enums import DataType, Format
 
 if TYPE_CHECKING:
-    from engine.convert.job import Framework, Job
+    from engine.converter.job import Framework, Job
     from engine.formats import ModelFile
 
 _TYPES = {
@@ -270,7 +270,7 @@ def _framework(text: str, file: ModelFile) -> Framework:
         raise ModelError(f"{source}: {text.upper()} is {_NOT_READ[text.upper()]}", source)
     if not path.exists():
         raise absent(path)
-    from engine.convert.sources import framework_of, frameworks
+    from engine.converter.sources import framework_of, frameworks
     from engine.formats import kinds
 
     if text:
@@ -328,8 +328,8 @@ def _sections(
             require_config(path, option)
             found = _over(found, configuration(str(path), None, "convert"))
     if quantize is not None:
-        from engine.convert.quantize import asked
-        from engine.convert.quantize.settings import SECTIONS
+        from engine.converter.quantize import asked
+        from engine.converter.quantize.settings import SECTIONS
         from engine.options import nearest
 
         if not asked(found):
@@ -341,7 +341,7 @@ def _sections(
             )
     over = parse_settings(settings)
     if over:
-        from engine.convert.unused_settings import unknown
+        from engine.converter.unused_settings import unknown
 
         if text := unknown(over):
             raise misuse("--set", text)

@@ -22,7 +22,7 @@ from engine.cli.build import (
 )
 from engine.cli.commands import Command, Integer
 from engine.cli.example import model_or_example
-from engine.cli.files import STANDARD_OUTPUT, print_outputs, require_place, storable, write
+from engine.cli.files import STANDARD_OUTPUT, print_outputs, require_place, write
 from engine.cli.hints import misuse
 from engine.cli.inputs import Inputs
 from engine.cli.interrupt import interruptible
@@ -30,6 +30,7 @@ from engine.cli.open_sizes import first_fitting, show_inputs
 from engine.cli.options import BuildOptions, InputOptions
 from engine.cli.output import as_json, aside, duration, is_terminal, line, note, notes, plain
 from engine.cli.progress import waiting
+from engine.report.archive import storable
 from engine.report.comparison import plain_value
 from engine.report.measurement import DeviceShare, devices_text, shares
 from engine.report.parts import arrays_of, described

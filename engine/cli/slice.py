@@ -99,7 +99,7 @@ def slice_command(
 ) -> None:
     """Slice a model into those of tp x pp ranks, and check them.
 
-    What no rule can divide runs whole on each rank. Where that is all of the model, the reason of
+    Nodes without a rule run whole on each rank. Where that is all of the model, the reason of
     each node is printed and nothing is written, unless --replicas asks for it.
     """
     require_file(model)

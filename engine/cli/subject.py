@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from engine.cli.build import Built, fit_to, inputs_of, reader_of, timed
 from engine.cli.inputs import Inputs, collect
 from engine.cli.open_sizes import first_fitting
-from engine.plan.open_sizes import described, first_that_runs
-from engine.report.filled import shapes_of
-from engine.report.measurement import BenchResult, ranks_of, result_of, served_result
+from engine.report.measurement import Origin, origin_of, ranks_of
 
 if TYPE_CHECKING:
     from engine.cli.options import InputOptions
-    from engine.report.clients import Measured
+    from engine.report.profiling import Profile
     from engine.report.served import ServedModel
     from engine.types import TensorSpec
 
@@ -44,15 +41,8 @@ class Subject(Protocol):
     def first_run(self, inputs: Inputs) -> tuple[Inputs, float]:
         """Run it on inputs, or on others where they do not fit; return these, and the seconds."""
 
-    def result(
-        self,
-        measured: Measured,
-        warmup_s: float,
-        clients: int,
-        is_interrupted: bool,
-        batch: int | None,
-    ) -> BenchResult:
-        """Return a measurement of it."""
+    def origin(self) -> Origin:
+        """Return where its figures come from."""
 
 
 class BuiltSubject:
@@ -74,26 +64,15 @@ class BuiltSubject:
 
     def first_run(self, inputs: Inputs) -> tuple[Inputs, float]:
         """Run it on inputs, or on others where they do not fit; return these, and the seconds."""
-        inputs, (_, seconds) = first_fitting(
-            self._built,
-            inputs,
-            lambda tried: timed("running", lambda: self.predict(tried.values())),
-        )
-        return inputs, seconds
+        return _first_run(self._built, inputs, self.predict)
 
-    def result(
-        self,
-        measured: Measured,
-        warmup_s: float,
-        clients: int,
-        is_interrupted: bool,
-        batch: int | None,
-    ) -> BenchResult:
-        """Return a measurement of it."""
-        return result_of(
-            self._built.model, measured, self._threads, self._built.seconds, warmup_s, clients,
-            is_interrupted, batch,
-        )  # fmt: skip
+    def profile(self, values: Sequence[Any]) -> Profile:
+        """Return the time of its kernels."""
+        return cast("Profile", self._built.model.profile(values))
+
+    def origin(self) -> Origin:
+        """Return where its figures come from."""
+        return origin_of(self._built.model, self._threads, self._built.seconds)
 
 
 class ServedSubject:
@@ -115,29 +94,19 @@ class ServedSubject:
 
     def first_run(self, inputs: Inputs) -> tuple[Inputs, float]:
         """Run it on inputs, or on others where they do not fit; return these, and the seconds."""
+        return _first_run(None, inputs, self.predict)
 
-        def sizes(tried: Inputs) -> str:
-            names = (spec.name for spec in self.inputs)
-            return described(self.inputs, dict(zip(names, shapes_of(tried.values()), strict=True)))
-
-        inputs, (_, seconds) = first_that_runs(
-            chain([inputs], inputs.others),
-            lambda tried: timed("running", lambda: self.predict(tried.values())),
-            sizes,
-            "say sizes that fit together: --shape NAME=SIZES",
-        )
-        return inputs, seconds
-
-    def result(
-        self,
-        measured: Measured,
-        warmup_s: float,
-        clients: int,
-        is_interrupted: bool,
-        batch: int | None,
-    ) -> BenchResult:
-        """Return a measurement of it."""
+    def origin(self) -> Origin:
+        """Return where its figures come from."""
         served = self._served
         name = f"{served.name} version {served.version}" if served.version else served.name
-        server = f"{served.server or 'a server'} at {served.url}"
-        return served_result(name, server, measured, warmup_s, clients, is_interrupted, batch)
+        return Origin(name, server=f"{served.server or 'a server'} at {served.url}")
+
+
+def _first_run(
+    built: Built | None, inputs: Inputs, predict: Callable[[Sequence[Any]], object]
+) -> tuple[Inputs, float]:
+    inputs, (_, seconds) = first_fitting(
+        built, inputs, lambda tried: timed("running", lambda: predict(tried.values()))
+    )
+    return inputs, seconds

@@ -6,7 +6,8 @@ passes for an int; a bool does not, though it does there: True is hardly meant a
 
 from __future__ import annotations
 
-from numbers import Integral
+import math
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -34,6 +35,15 @@ def require_count(name: str, value: object, caller: str = "") -> int:
     if count < 0:
         raise ValueError(f"{caller}{name} must be a non-negative int. Got {count}")
     return count
+
+
+def require_seconds(name: str, value: object) -> float:
+    """Return a time limit above 0, infinite where no float is as large; else raise."""
+    if not isinstance(value, (float, Real)) or isinstance(value, bool):  # a float is quickest
+        raise TypeError(f"{name} must be a number of seconds, but got {type(value)}")
+    if not value > 0:  # type: ignore[operator]  # a Real has an order, which typeshed leaves out
+        raise ValueError(f"{name} must be above 0 s, but got {value}")
+    return math.inf if isinstance(value, int) and value > 1 << 1000 else float(value)
 
 
 def require_choice(name: str, value: object, *choices: Choice) -> Choice:

@@ -4,8 +4,8 @@ The format is MindSpore Lite's: `[section]` lines, `key=value` split at the firs
 that begin with "#", and lines of one or two characters that mean nothing. Read leniently: spaces
 and quotes around names and values do not count, ";" begins a comment too, a section that comes
 twice is joined, and of a key that comes twice the first value is taken, as there, and that is
-logged. Files named .toml, .json, .yaml or .yml are read as that: see structured.py. What sections
-and keys mean is not known here: see schema.py.
+logged. Files named .toml, .json, .yaml or .yml are read as that: see structured.py. The meaning
+of sections and keys is not known here: see schema.py.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ def configuration(path: str, over: object, caller: str) -> Config:
                 f"a section and a key need a name, but got section {section!r} with keys "
                 f"{list(keys)}"
             )
+            raise prefixed(error, "update configuration failed! Error is ")
+        if section == "tuned" and config.get(section, keys) != keys:
+            error = ModelError("the file and the dict each have a section [tuned]; leave one out")
             raise prefixed(error, "update configuration failed! Error is ")
         config[section] = {**config.get(section, {}), **keys}
     return config

@@ -45,6 +45,7 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
         "variable_weights_list", "variable_weights_mode", "variable_weights_update",
         "auto_budget_s", "auto_background", "max_error",
     ),
+    "tuned": _ANY,
     "ray_context": ("num_cpus", "num_gpus", "resources", "start_timeout_s"),
     "ms_cache": ("cache_model_path", "vocab_size", "device_cache_size", "serialize_path"),
     "transformer_context": ("encoder_input", "decoder_input", "ffn_fp16", "optimize_transformer"),

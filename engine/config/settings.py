@@ -14,13 +14,15 @@ result's is what the setting reads. `settings.thread_num` reads 0 until somethin
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
-from typing import Any, Generic, TypeVar, cast, overload
+from copy import copy, deepcopy
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from engine.config.text import did_you_mean
 
 T = TypeVar("T")  # what a setting reads
 S = TypeVar("S")  # what may be assigned to it
+
+_FIXED = frozenset({str, int})  # of most values: nobody changes them in place
 
 
 class Setting(Generic[T, S]):
@@ -40,10 +42,13 @@ class Setting(Generic[T, S]):
         if settings is None:
             return self
         kept: Any = settings.__dict__.get(self.name, self.default)
+        if type(kept) in _FIXED:
+            return kept  # type: ignore[no-any-return]
         if callable(kept):  # a default that depends on where the process runs
             kept = kept()
-        # A copy: what is changed in place would pass unchecked.
-        return cast("T", deepcopy(kept) if isinstance(kept, list | dict) else kept)
+        # A copy: what is changed in place would pass unchecked. Elements of lists never change.
+        kept = [*kept] if isinstance(kept, list) else kept
+        return cast("T", deepcopy(kept) if isinstance(kept, dict) else kept)
 
     def __set__(self, settings: object, value: S) -> None:
         settings.__dict__[self.name] = self._check(settings, value)
@@ -70,6 +75,14 @@ class Settings:
         if not name.startswith("_") and not hasattr(type(self), name):
             _warn_of_unknown(self, name)
         super().__setattr__(name, value)
+
+    def __copy__(self) -> Self:
+        copied = object.__new__(type(self))
+        for name, value in vars(self).items():
+            if type(value) not in _FIXED:
+                value = copy(value) if isinstance(value, Settings) else deepcopy(value)
+            vars(copied)[name] = value
+        return copied
 
     def __repr__(self) -> str:
         changed = [

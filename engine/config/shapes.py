@@ -1,7 +1,7 @@
 """Read `input_shape`, `dynamic_dims` and `opt_dims` into `CompileOptions.shapes` and `.profiles`.
 
 They stand in a backend's section; the core reads them for every backend, so a backend finds none
-of the three in `CompileOptions.options`. What it finds in `shapes` and `profiles`:
+of the three in `CompileOptions.options`. It finds in `shapes` and `profiles`:
 
 * `shapes[name]` is there for each input of which the settings say more than the model declares:
   those that `input_shape` names, and those that share a symbolic dim with one of them. An input

@@ -23,7 +23,7 @@ __all__ = ["VERSIONS", "Place", "RankTable", "parse", "read"]
 
 VERSIONS = ("1.0", "1.2", "2.0")
 OLDEST = "group_list"
-"""What the form without a version is called by: its key."""
+"""The key that names the form without a version."""
 _MOST_BYTES = 64 * 1024 * 1024
 _MOST_DEVICE = 1023
 _MOST_LEVELS = 8

@@ -5,7 +5,7 @@
     ranks.join(sequence)           # all ranks compare what they will do, and connect
     predict = ranks.guarded(predict)
 
-What runs its collectives is in rank_segments.py.
+Its collectives run in rank_segments.py.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def sequence(
 def difference(own: Sequence[Collective], others: Sequence[Collective]) -> str:
     """Return where two ranks' sequences do not fit, in one line; "" where they do.
 
-    What one file says of dtypes and shapes, the other may leave open: that is no difference.
+    A dtype or shape that one file says and the other leaves open is no difference.
     """
     for number, (mine, theirs) in enumerate(zip(own, others, strict=False)):
         is_typed = not (mine.dtype and theirs.dtype) or mine.dtype == theirs.dtype

@@ -4,6 +4,7 @@
 sees it, and a bad one is a ModelError that names the file, what is wrong and what was expected.
 
 model_file.py   a file, opened once; opened.py: what a plan gets of it; files.py: reading it
+recent.py       what was read of a few files lately
 kinds.py        formats by their content; content.py: what is in an encrypted one; encryption.py
 protobuf.py     the wire format; onnx/: ONNX's messages, read and written; mindir/: MindSpore's
 lowered.py      a MindIR that was lowered before; data_files.py: where its tensors lie; code.py

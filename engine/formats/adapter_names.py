@@ -20,7 +20,7 @@ _LAYERS_PER_BLOCK = 3
 _INNER = ("resnets", "attentions", "upsamplers")
 _MIDDLE = {0: ("resnets", "0"), 1: ("attentions", "0"), 2: ("resnets", "1")}
 
-# What kohya's dots stand for, in this order: it writes underscores for dots and for underscores.
+# Names with kohya's dots, in this order: it writes underscores for dots and for underscores.
 _JOINED = (
     ("text.model", "text_model"),
     ("input.blocks", "down_blocks"),
@@ -44,7 +44,7 @@ _JOINED = (
     ("out.proj", "out_proj"),
 )
 
-# What is said of the adapter itself and not of the node, in this order.
+# Words on the adapter itself and not on the node, in this order.
 _REMOVED = (
     "_lora", "lora.", "te1.", "te2.", "te.", "processor.", "text_encoder.", "text_encoder_2.",
     "lora_linear_layer.", "linear_layer.",

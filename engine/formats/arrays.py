@@ -25,6 +25,15 @@ class Opened(Protocol):
         """Return all its bytes."""
 
 
+def fits(shape: tuple[int, ...], spec: TensorSpec) -> bool:
+    """Return whether an array of this shape is one that the spec declares."""
+    if spec.shape is None:
+        return True
+    return len(shape) == len(spec.shape) and all(
+        size == dim or not isinstance(dim, int) for size, dim in zip(shape, spec.shape, strict=True)
+    )
+
+
 def read_npy(path: Path | Opened) -> Array:
     """Read the array in a .npy file; InputError where the file is not one."""
     with _opened(path) as file:  # np.load given a path leaves a broken archive open

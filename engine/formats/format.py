@@ -1,4 +1,4 @@
-"""What a file format is that a package adds to the core, and what `open` of one gets.
+"""A file format that a package adds to the core, and the job that its `open` gets.
 
     [project.entry-points."engine.formats.v1"]
     mine = "my_package:FORMAT"

@@ -4,8 +4,8 @@
     weights.bin    tensors that are neither in that nor in files of the user's; mapped when read
     lowered.json   where each of them lies, and what OpenedSource says beside
 
-The folder is an entry of the compile cache, which answers for its content. What is read from
-it is checked as the ONNX file of a stranger would be.
+The folder is an entry of the compile cache, which answers for its content. Files in it are
+checked as the ONNX file of a stranger would be.
 """
 
 from __future__ import annotations

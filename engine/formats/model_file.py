@@ -6,6 +6,7 @@ import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +16,7 @@ from engine.formats.content import Content, decrypted
 from engine.formats.onnx import OnnxModel, read_model, read_part
 from engine.formats.onnx.regular import REGULAR
 from engine.formats.opened import FileVersion, OpenedSource
+from engine.formats.recent import read_once
 from engine.host.lease import leased
 from engine.types import CancelToken, ModelSource
 
@@ -71,7 +73,7 @@ class ModelFile:
         """
         self.path: Path | None = Path(path)
         self.entry = ""
-        """Which of several models in a compiled form is meant; "" for the first or only one."""
+        """The name of one of several models in a compiled form; "" for the first or only one."""
         self._dec_key = dec_key or None
         self._dec_mode = dec_mode
         self._folder = Path(folder) if folder else None
@@ -290,7 +292,11 @@ class ModelFile:
             logging.getLogger("engine").warning(
                 "weight_bytes are not used: these model_bytes are ONNX, which has its weights in it"
             )
-        model = read_model(memoryview(content.data), self.path, self.name)
+        read = partial(read_model, memoryview(content.data), self.path, self.name)
+        if self.path is None or self._version is None or content.encryption:
+            model = read()
+        else:
+            model = read_once(self.path, self._version, read)
         data = content.data if isinstance(content.data, bytes) else None
         if model.linked_out:
             # Such data is found from the path only (see ExternalFiles), and there lies no
@@ -447,8 +453,8 @@ class ModelFile:
         """Return what a file is that no format here reads, and what to do."""
         what, step = kinds.FOREIGN[kind]
         if kind == kinds.MINDIR:
+            from engine.backends.install import pip_install_plugin
             from engine.formats.recognised import unusable  # rare
-            from engine.host.install import pip_install_plugin
 
             broken = next((found for found in unusable() if found.name == kind), None)
             step = f"run: {pip_install_plugin('mindir')}" if broken is None else str(broken)

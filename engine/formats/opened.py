@@ -61,7 +61,7 @@ class OpenedSource(ModelSource):
     The graph's inputs are the user's, then one for each of `state`, then one for each of
     `variables`; its outputs are the user's, then one for each of `state`.
 
-    state: parameters that the model assigns to. What the output was goes into the next predict.
+    state: parameters that the model assigns to. The output goes into the next predict.
     variables: weights that were declared variable: inputs of the graph instead of constants.
     folds_too_much: computing its constants while it loads would take long, or much memory.
     versions: the files that a runtime reads by itself, as they were when they were checked, by the
@@ -91,7 +91,7 @@ class OpenedSource(ModelSource):
         the runtime has read what nobody checked, and this finds out only afterwards. Until then it
         may have parsed a half-written protobuf (which its parser refuses), a graph with values that
         nothing held against each other, or the name of an external file outside the model's folder
-        (which ONNX Runtime checks itself, other runtimes do not). What it made of that is thrown
+        (which ONNX Runtime checks itself, other runtimes do not). Its result of that is thrown
         away here; a crash in between is not prevented. Truncating a mapped file is a SIGBUS in
         whoever reads it: while the core does, writers wait (host/lease.py) where the file is its
         own user's, nobody has it open for writing already, and the file system knows leases. The

@@ -1,6 +1,7 @@
 """This machine: what processes and threads on it need, whatever they compute.
 
 cpus.py      the CPUs that this process may use
+processor.py the processor, by name and by all that kernels are chosen by
 threads.py   how many threads that makes for each of several workers
 child.py     Python processes started to do one thing
 worker.py    isolated workers: messages, time limits, how they ended; serve.py: their side

@@ -4,8 +4,8 @@
     start, lengths = arena.write(values)           # these go over a socket
     values = Arena(descriptor).read(lengths, start)  # there
 
-Arrays are copied into the memory and are views of it where they are read. What is no array of
-numbers travels beside them, pickled. The memory has no name, so that nothing of it can be left
+Arrays are copied into the memory and are views of it where they are read. Other values than arrays
+of numbers travel beside them, pickled. The memory has no name, so that nothing of it can be left
 behind; it grows as needed, from either side, and is reused.
 """
 
@@ -30,7 +30,7 @@ _UNBOUNDED = 1 << 62
 
 Layout: TypeAlias = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
 Part: TypeAlias = tuple[int, np.dtype[Any], tuple[int, ...]]
-"""Where an array lies, from where all begin; its dtype and shape."""
+"""The offset of an array from where all begin; its dtype and shape."""
 
 
 def layout_of(values: Iterable[object]) -> Layout | None:

@@ -14,8 +14,8 @@ background: set[int] = set()
 
 
 def usable_cpus(
-    cgroup_root: str = "/sys/fs/cgroup",
-    proc_cgroup: str = "/proc/self/cgroup",
+    cgroup_root: Path = Path("/sys/fs/cgroup"),
+    proc_cgroup: Path = Path("/proc/self/cgroup"),
     processes: int = 1,
 ) -> int:
     """The CPUs this process may keep busy: at least 1, a fractional quota rounded up.
@@ -29,7 +29,7 @@ def usable_cpus(
     except AttributeError:  # not on Linux
         affinity = machine
     cpus = min(affinity, max(1, machine // processes))
-    quota = cgroup_quota(Path(cgroup_root), Path(proc_cgroup))
+    quota = cgroup_quota(cgroup_root, proc_cgroup)
     if quota is not None:
         cpus = min(cpus, -int(-quota / processes // 1))
     return max(1, cpus)
@@ -43,8 +43,8 @@ def cgroup_quota(root: Path, proc_cgroup: Path) -> float | None:
     admin-guide/cgroup-v2 and cgroup-v1).
     """
     try:
-        with open(proc_cgroup, errors="surrogateescape") as file:
-            groups = file.read()
+        with open(proc_cgroup, "rb", buffering=0) as file:
+            groups = os.fsdecode(file.read())
     except OSError as error:
         pass_interrupt(error)
         return None
@@ -109,8 +109,8 @@ def _ratio(quota: str, period: str) -> float | None:
 
 def _read(path: str | Path) -> str:
     try:
-        with open(path, errors="replace") as file:
-            return file.read().strip()
+        with open(path, "rb", buffering=0) as file:  # text takes three times as long
+            return file.read().decode(errors="replace").strip()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         pass_interrupt(error)
         return ""

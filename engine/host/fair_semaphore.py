@@ -1,6 +1,4 @@
-"""A fair semaphore: lets a number of predicts run at once, first come, first served.
-
-Of waiters of several priorities the highest comes first.
+"""A fair semaphore: a number of predicts run at once, by priority, then first come, first served.
 
 A waiter stands in its queue: a thread, or work that no thread waits for. A waiter may carry a
 request. A thread that has a slot may dequeue such waiters and do their requests along with its own;
@@ -32,16 +30,15 @@ class Waiter:
 
     owner: by which the semaphore knows who has a slot. request: see FairSemaphore.dequeue. came_s,
     admitted_s: moments of time.perf_counter(); 0 until then. is_left: nobody waits any more.
-    rank: the lowest is admitted first; of equal ones, the one that came first. extra: see
-    FairSemaphore.
+    rank: the lowest is admitted first, of equals the first that came. extra: see FairSemaphore.
     """
 
-    __slots__ = ("admitted_s", "came_s", "extra", "is_left", "owner", "rank", "request")
+    __slots__ = ("admitted_s", "came_s", "extra", "is_left", "owner", "priority", "rank", "request")
 
     def __init__(self, owner: int, request: Shareable | None = None, priority: int = 0) -> None:
         self.owner = owner
         self.request = request
-        self.rank = -priority
+        self.priority, self.rank = priority, -priority
         self.extra = 0
         self.came_s = time.perf_counter()
         self.admitted_s = 0.0
@@ -87,9 +84,8 @@ _STEP = 1000  # above the difference of any two priorities
 class FairSemaphore:
     """A semaphore that admits waiters in the order in which they came, of the highest priority.
 
-    A slot that becomes free goes straight to the waiter whose turn it is, so that none that comes
-    later with the same priority, or a lower one, overtakes it. Every `acquire` that returns True
-    needs one `release`.
+    A free slot goes straight to the waiter whose turn it is: none that comes later with the same
+    priority, or a lower one, overtakes it. Every `acquire` that returns True needs one `release`.
 
     A signal handler may raise between any two steps: so `_holders` alone says who has a slot, and
     each step may be done again. `enter` and `leave` take no lock: who takes a slot notes it in
@@ -97,14 +93,14 @@ class FairSemaphore:
 
     extra, of what takes a slot: how many slots beyond `slots` it may take, for a run that is over
     sooner than a thread could be woken. None while a waiter is here that no thread waits for: who
-    runs it has no part in them.
+    runs it has no part in them. width: see SharedSemaphore.
     """
 
     def __init__(self, slots: int) -> None:
-        self.slots = slots
+        self.slots, self.width = slots, 0
         self._main = threading.main_thread().ident  # where signal handlers run
-        self._holders: dict[int, None] = {}  # the owners of slots
-        # By rank, in the order in which they came. What has no call is one step, between which and
+        self._holders: dict[int, int] = {}  # the owners of slots; see SharedSemaphore
+        # By rank, in the order in which they came. Without a call, code is one step: between it and
         # the next neither a signal handler nor another thread comes.
         self._waiting: dict[int, dict[Waiter, None]] = {}
         self._admitting: dict[Waiter, None] = {}  # those that take a slot right now
@@ -143,8 +139,7 @@ class FairSemaphore:
 
         Returns False, without a slot, where another thread has done the request meanwhile.
         Raises DeadlineExceeded, Cancelled, QueueFull where `limit` wait already (0: no limit), or
-        ModelStateError in a signal handler or finalizer
-        that interrupts a thread which has a slot: it would wait for itself.
+        ModelStateError in a handler that interrupts who has a slot: it would wait for itself.
         """
         thread = threading.get_ident()
         if self.is_mine:
@@ -155,7 +150,7 @@ class FairSemaphore:
         self._threads[thread] = None
         try:
             with self._lock:
-                if self._takes(thread, request, extra):
+                if self._takes(thread, request, extra, priority):
                     return True
                 self._refuse_more_than(limit)
                 waiter = _ThreadWaiter(thread, request, priority, extra)
@@ -182,7 +177,7 @@ class FairSemaphore:
                 self.release(thread)  # again, for a signal handler that raised in the first
             raise
 
-    def try_acquire(self, request: Shareable | None = None, extra: int = 0) -> bool:
+    def try_acquire(self, request: Shareable | None, extra: int = 0, priority: int = 0) -> bool:
         """Take a slot if one is free and nobody waits. Not for the main thread.
 
         Raises ModelStateError as `acquire` does.
@@ -190,7 +185,7 @@ class FairSemaphore:
         self.refuse_nested()
         thread = threading.get_ident()
         with self._lock:
-            if not self._takes(thread, request, extra):
+            if not self._takes(thread, request, extra, priority):
                 return False
             self._threads[thread] = None
         return True
@@ -210,7 +205,10 @@ class FairSemaphore:
             or thread == self._main
         ):
             return False
-        holders[thread] = None
+        if not extra and self.width:
+            with self._lock:
+                return self._takes(thread, None, 0, 0)
+        holders[thread] = 0
         most = self.slots if self._called else self.slots + extra
         if len(holders) <= most and not (self._waiting or self._pausing):
             return True
@@ -219,8 +217,7 @@ class FairSemaphore:
 
     def leave(self, thread: int) -> None:
         """Give back the slot that `enter` took."""
-        del self._holders[thread]
-        if self._waiting:
+        if self._holders.pop(thread) or self._waiting:
             self._threads[thread] = None  # a finalizer that predicts meanwhile is refused
             with self._lock:
                 self._admit()
@@ -255,13 +252,17 @@ class FairSemaphore:
             self._holders.pop(waiter.owner, None)  # an interrupt stopped who was admitting it
         return True
 
+    def is_queued(self, waiter: CallbackWaiter) -> bool:
+        """Return whether a waiter stands in the queue."""
+        return waiter in self._waiting.get(waiter.rank, ())
+
     def take_over(self, waiter: CallbackWaiter) -> None:
         """Make a waiter's slot the calling thread's: its next `acquire` returns at once."""
         thread = threading.get_ident()
         with self._lock:
             self._threads[thread] = None
             self._reusing[thread] = None
-            self._called[thread] = self._holders[thread] = None
+            self._called[thread], self._holders[thread] = None, self._holders.get(waiter.owner, 0)
             self._holders.pop(waiter.owner, None)
             self._called.pop(waiter.owner, None)
 
@@ -368,8 +369,7 @@ class FairSemaphore:
     def release(self, thread: int = 0) -> None:
         """Give a slot to the waiter whose turn it is, or back.
 
-        thread: the owner of the slot; 0: the calling thread.
-        Twice does nothing, and mends what an interrupt left undone.
+        thread: the owner of the slot; 0: the caller. Twice mends what an interrupt left undone.
         """
         thread = thread or threading.get_ident()
         if thread in self._keeping:
@@ -385,17 +385,17 @@ class FairSemaphore:
             self._admit()
         self._threads.pop(thread, None)
 
-    def _takes(self, owner: int, request: Shareable | None, extra: int) -> bool:
+    def _takes(self, owner: int, request: Shareable | None, extra: int, priority: int) -> bool:
         """Take a slot, if one is free and nobody waits."""
         is_paused = self._pausing and request is not None
-        return not self._waiting and not is_paused and self._holds(owner, extra)
+        return not self._waiting and not is_paused and self._holds(owner, extra, priority)
 
-    def _holds(self, owner: int, extra: int) -> bool:
+    def _holds(self, owner: int, extra: int, priority: int) -> bool:
         """Take a slot if one is free."""
         most = self.slots if self._called else self.slots + extra
         if len(self._holders) >= most:
             return False
-        self._holders[owner] = None
+        self._holders[owner] = 0
         if len(self._holders) <= most:
             return True
         del self._holders[owner]  # `enter` was quicker
@@ -437,22 +437,27 @@ class FairSemaphore:
         return None
 
     def _admit(self) -> None:
-        while self._waiting:
-            waiter = self._first()
-            if waiter is None:
-                continue
-            if waiter.owner not in self._holders:
-                if self._pausing and waiter.request:
-                    return
-                # First, so that whoever comes after an interrupt finds it first.
-                self._admitting[waiter] = None
-                if not self._holds(waiter.owner, waiter.extra):
-                    self._admitting.pop(waiter, None)
-                    return
-            waiter.admitted_s = waiter.admitted_s or time.perf_counter()
-            waiter.wake()
-            # Last, so that whoever comes after an interrupt wakes it again.
-            self._drop(waiter)
+        while self._waiting and self._admits_one():
+            pass
+
+    def _admits_one(self) -> bool:
+        """Admit the waiter whose turn it is, if there is a slot; False where there is none."""
+        waiter = self._first()
+        if waiter is None:
+            return True
+        if waiter.owner not in self._holders:
+            if self._pausing and waiter.request:
+                return False
+            # First, so that whoever comes after an interrupt finds it first.
+            self._admitting[waiter] = None
+            if not self._holds(waiter.owner, waiter.extra, waiter.priority):
+                self._admitting.pop(waiter, None)
+                return False
+        waiter.admitted_s = waiter.admitted_s or time.perf_counter()
+        waiter.wake()
+        # Last, so that whoever comes after an interrupt wakes it again.
+        self._drop(waiter)
+        return True
 
 
 class _ThreadWaiter(Waiter):

@@ -4,7 +4,7 @@
     from engine.runtime.casting import widened
 
 An exception out of a handler may leave CPython's import lock held: every other thread's next import
-then waits for good. It may leave half a module behind, too. What is imported as late as that is
+then waits for good. It may leave half a module behind, too. A module that is needed so late is
 therefore imported by a thread where no handler runs; the statement that follows finds it.
 """
 

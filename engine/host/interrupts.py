@@ -1,8 +1,8 @@
 """Exceptions that signal handlers raise, told from those of the code that they interrupt.
 
 A handler runs between any two steps of the main thread, so its exception comes out of whatever is
-running: a backend's hook, a runtime's Python layer, a line of the core. Who translates exceptions
-asks here first: nobody there is at fault, and the exception is for whom installed the handler.
+running: a backend's hook, a runtime's Python layer, a line of the core. Translators of exceptions
+ask here first: nobody there is at fault, and the exception is for whom installed the handler.
 """
 
 from __future__ import annotations

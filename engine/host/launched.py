@@ -23,4 +23,4 @@ _NAMES = (RANK, WORLD_SIZE, STORE, STORE_KEY, TIMEOUT_S, TABLE, *(name for name,
 
 def is_launched() -> bool:
     """Return whether the environment says anything of ranks."""
-    return any(os.environ.get(name) for name in _NAMES)
+    return any(name in os.environ and os.environ[name] for name in _NAMES)

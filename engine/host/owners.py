@@ -1,6 +1,6 @@
 """Users who could exchange a folder, as the modes of all folders above it say.
 
-What is read by its path is whose path it is: a user who may rename things in any folder above puts
+A file that is read by its path is whose path it is: a user who may rename any folder above puts
 another in its place, between a check and a use. ssh asks the same of the files that it believes.
 """
 

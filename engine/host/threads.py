@@ -14,7 +14,7 @@ from engine.host.cpus import usable_cpus
 
 _OWN = "ENGINE_LOCAL_SIZE"
 
-# What launchers say of the number of ranks on this host: Open MPI, MPICH's hydra, Slurm.
+# Launchers' variables for the number of ranks on this host: Open MPI, MPICH's hydra, Slurm.
 _LAUNCHERS = (
     "OMPI_COMM_WORLD_LOCAL_SIZE",
     "MPI_LOCALNRANKS",

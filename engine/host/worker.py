@@ -6,7 +6,7 @@
         except Ended as end:
             print(f"it {end}")                            # it crashed with SIGSEGV (free(): ...)
 
-What crashes or hangs in a worker costs that process and what it has started, and no other. It ends
+A crash or hang in a worker costs that process and what it has started, and no other. It ends
 with its parent, however that ends, and leaves nothing: its stderr is in memory without a name, and
 no descriptor of the parent's but its own end of the messages is open in it.
 

@@ -79,7 +79,7 @@ def outputs(state: ModelState) -> tuple[TensorMeta, ...]:
             ready("engine.runtime.resizing")
             from engine.runtime import resizing  # rare
 
-            seen = threads.seen if thread else ()
+            seen = getattr(thread, "seen", ())
             specs = resizing.sized_outputs(signature, shapes, seen, original)
     return tuple(map(meta_for, specs))
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from engine.context import Context
     from engine.model.memory import ModelMemory
-    from engine.model.reports import ModelSummary, Profile
+    from engine.model.reports import Explanation, ModelSummary, Profile
     from engine.tensor import TensorMeta
     from engine.tensor.enums import ModelType
     from engine.types import CancelToken, Placement, Progress
@@ -37,8 +37,8 @@ class Model(Handle):
     """One trained model.
 
     Build it once, run it from any number of threads: each gets input tensors and results of its
-    own, and they run in parallel, as many as the backend finds worth while. What predict returns
-    is new memory, and nothing changes it afterwards; memory is reused only where the caller
+    own, and they run in parallel, as many as the backend finds worth while. Results of predict
+    are new memory, and nothing changes them afterwards; memory is reused only where the caller
     passes `outputs`.
 
     A context manager: `close()` frees the model when the last running predict has ended.
@@ -173,7 +173,7 @@ class Model(Handle):
         results of earlier calls with the same tensors change; a Tensor without data gets new
         memory, on the device that it was made for. Do not reshape or retype an array that is in
         use so; give the tensor another.
-        What is no tensor goes in and comes out as a list for a sequence, None for an optional that
+        Other kinds of values go in and come out as a list for a sequence, None for an optional that
         is absent, a dict for a map; in `outputs` None or Tensor() stands for it.
         timeout_s: stop a run that takes longer, in seconds, with DeadlineExceeded; waiting for
         other predicts counts, where the backend runs only some at once.
@@ -237,7 +237,9 @@ class Model(Handle):
             thread.fail(error, timeout_s, lease)
         if results is buffers:
             return outputs  # type: ignore[return-value]  # a list: bind has looked
-        if outputs is not None or not thread.is_plain:
+        if thread.is_open_ended and outputs is None:  # OpenEndedState.give, without the call
+            thread.seen = ([result.shape for result in results],)
+        elif outputs is not None or not thread.is_plain:
             return thread.give(results, outputs)  # type: ignore[no-any-return]
         return tensors_of(results, thread.descriptions)
 
@@ -445,6 +447,14 @@ class Model(Handle):
         """
         profile = wing("profile")
         found: Profile = profile(self._state, self.predict, _model_of, inputs, predicts, warmup)
+        return found
+
+    def explain(self, inputs: Inputs | None = None, *, profile: bool = False) -> Explanation:
+        """Return for each node where it runs and why, what it costs, and its time if asked for.
+
+        inputs: as for predict, None for made-up ones; their sizes count. Raises as `profile` does.
+        """
+        found: Explanation = wing("explained")(self, inputs, profile=profile)
         return found
 
     def _repr_html_(self) -> str:

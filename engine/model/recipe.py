@@ -150,9 +150,7 @@ def build(
             chosen = extensions.chosen(options.context, config)
             predict = plan.predict
             if chosen:
-                from engine.runtime.wrapping import wrapped  # rare
-
-                predict = wrapped(plan, signature, path, chosen)
+                predict = wing("wrapped")(plan, signature, path, chosen)
             loan = lending.finish(plan.source.name) if lending is not None else None
             built = Built(plan, signature, predict, loan=loan)
             if shared is None or sharing is None:
@@ -221,6 +219,8 @@ class Recipe:
         assert file is not None, "it is built for the first time once"
         file.watch(cancel)
         file.keep_in(lambda: wing("lowered_forms")(self.config))
+        if "tuned" in self.config:
+            self.context, self.config = wing("tuned")(file, self.context, self.config)
         self._take_kept(file)
         declaration = self._declaration
         names = () if declaration is None or self.is_rebuilt else declaration.names
@@ -238,7 +238,7 @@ class Recipe:
         if targets.is_unmeasured:
             is_alone = self.is_resizable and not self.has_peers and self.sharing is None
             targets = wing("chosen_targets")(source, targets, names, is_alone)
-            # What it is built again with, for other sizes or weights.
+            # Settings to build it again with, for other sizes or weights.
             self.context, self.config = targets.options.context, targets.options.config
             self.chosen = targets.choice
         built = build(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from engine.model.memory import ModelMemory
@@ -38,9 +38,7 @@ class ModelSummary(Protocol):
     external_data: dict[str, list[ParameterInfo]]
     placed: tuple[Any, ...]
     short_metadata: dict[str, str]
-
-    def facts(self) -> dict[str, str]:
-        """Return what one line can say, by name; "" for what is not known."""
+    facts: Callable[[], dict[str, str]]
 
     def _repr_html_(self) -> str: ...
 
@@ -69,9 +67,19 @@ class Profile(Protocol):
     unmeasured: tuple[str, ...]
     kernels_s: float
     by_operator: tuple[Any, ...]
+    trace: Callable[[], dict[str, Any]]
+    save_trace: Callable[[str | os.PathLike[str]], None]
 
-    def trace(self) -> dict[str, Any]:
-        """Return it as trace events, which Perfetto and Chrome (about:tracing) open as JSON."""
 
-    def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write `trace()` into a file. Raises OSError."""
+class Explanation(Protocol):
+    """A model, node by node; prints as text, in a notebook too. See `report.explanation`."""
+
+    nodes: tuple[Any, ...]
+    by_operator: tuple[Any, ...]
+    flops: int
+    moved_bytes: int
+    least_s: float | None
+    predict_s: float | None
+    batching: str
+    to_json: Callable[[], dict[str, Any]]
+    save_html: Callable[[str | os.PathLike[str]], None]

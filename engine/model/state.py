@@ -13,7 +13,6 @@ from engine.errors import ModelStateError
 from engine.host import fork
 from engine.host.imports import ready
 from engine.model.handle import FORKED
-from engine.runtime.descriptions import recorded
 from engine.runtime.extensions import unseen
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from engine.runtime.signature import Signature
     from engine.runtime.thread_state import ThreadState
     from engine.tensor import Tensor
-    from engine.types import CancelToken
+    from engine.types import CancelToken, Capability
 
 NOT_BUILT = "the model is not built; call build_from_file first"
 BUILDING = "the model is being built; wait until build_from_file has returned"
@@ -82,6 +81,7 @@ class ModelState:
     sharing: what the model has in common with others of its group.
     lock: held while the model is built or changed. Reentrant: a progress callback that builds this
         model is refused, not stuck.
+    stops: the ways to stop a predict that its predicts were asked for; not every backend has them.
     threads: each thread's state; dropped with `built`. inputs: the tensors that get_inputs gave.
     """
 
@@ -104,6 +104,7 @@ class ModelState:
         "queue",
         "recipe",
         "sharing",
+        "stops",
         "threads",
         "why_not",
     )
@@ -124,6 +125,7 @@ class ModelState:
         self.sharing: Sharing | None = None
         self.queue: RequestQueue | None = None
         self.named = -1
+        self.stops: set[Capability] = set()
         self.why_not = NOT_BUILT
         self.lock = threading.RLock()
         self.threads = threading.local()
@@ -167,10 +169,13 @@ class ModelState:
             from engine.runtime.values import ValuesState  # rare
 
             kind = ValuesState
-        threads.seen = []
-        if signature.is_open_ended:
-            predict = recorded(plan.wrappable if predict is plan.predict else predict, threads.seen)
+        elif signature.is_open_ended:
+            ready("engine.runtime.open_ended")
+            from engine.runtime.open_ended import OpenEndedState
+
+            kind = OpenEndedState
         state = kind(plan, signature, predict, self.path)
+        state.stops = self.stops
         # Under the name `state` predict finds it by itself.
         setattr(threads, "state" if self.observation is None else "own", state)
         return state

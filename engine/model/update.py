@@ -30,6 +30,7 @@ from engine.plan.weights import PlanWeights
 from engine.runtime import resizing
 from engine.runtime.inputs import ThreadInputs, check_owner
 from engine.runtime.resizing import OPEN, check_resize
+from engine.types import Capability
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from engine.tensor import Tensor
     from engine.types import Value
     from engine.weights.variables import Update
+
+
+_UNBUILDABLE = BackendError, ExtensionError, InputError, ModelError, ValueError
 
 
 class Change(NamedTuple):
@@ -118,7 +122,7 @@ def _rebuild(state: ModelState, dims: Sequence[Sequence[int]], change: str) -> P
         try:
             shapes = _by_name(declared, dims) if change else None
             built = _resized(_built_anew(recipe, old, shapes), dims, declared, try_it=bool(change))
-        except (BackendError, ExtensionError, InputError, ModelError, ValueError) as error:
+        except _UNBUILDABLE as error:
             raise InputError(
                 "resize failed! Error is The given input shape's value != original input "
                 f"shape's value. {change or 'the file has other sizes'}, and the model cannot "
@@ -141,8 +145,7 @@ def reopen(state: ModelState) -> None:
             return
         if state.is_reshaped:  # the entry is of other sizes
             return
-        anew = _built_anew(recipe, built, None)
-        anew = anew if state.dims is None else _resized(anew, state.dims, declared)
+        anew = _resized(_built_anew(recipe, built, None), state.dims, declared)
         _make_update(state, Change(anew))
 
 
@@ -163,15 +166,30 @@ def retarget(state: ModelState, targets: Targets) -> None:
         if not is_there or after[0].cpu.thread_num != before[0].cpu.thread_num:
             recipe.context, recipe.config, recipe.chosen = after
             try:
-                anew = _built_anew(recipe, built, _shapes(state))
-                anew = anew if state.dims is None else _resized(anew, state.dims, declared)
+                anew = _resized(_built_anew(recipe, built, _shapes(state)), state.dims, declared)
+                _check_stops(state, anew.plan)
                 _make_update(state, Change(anew))
                 return
-            except (BackendError, ExtensionError, InputError, ModelError, ValueError) as error:
-                raise_interrupt(error)
+            except BaseException as error:
                 recipe.context, recipe.config, recipe.chosen = before
+                if not isinstance(error, _UNBUILDABLE):
+                    raise
+                raise_interrupt(error)
                 why = f"{why}, but it cannot be built so: {own_text(error)}"
         restate(state, why)
+
+
+def _check_stops(state: ModelState, plan: Plan) -> None:
+    """Raise ModelError, and close a plan, where it cannot stop predicts as its model has to.
+
+    A queue of requests has both: its model decides once who sees to deadlines.
+    """
+    both = {Capability.DEADLINES, Capability.CANCEL_PREDICT}
+    for capability in both & state.stops if state.queue is None else both:
+        backend, _ = plan.lacks(capability)
+        if backend and state.built is not None and not state.built.plan.lacks(capability)[0]:
+            plan.pool.close()
+            raise ModelError(f"backend {backend!r} cannot stop a running model, and this one may")
 
 
 def restate(state: ModelState, why: str) -> None:
@@ -195,7 +213,7 @@ def measured_copy(state: ModelState, folder: Path) -> ModelState:
             raise ModelStateError(f"profile failed! Error is {state.why_not}")
         try:
             anew = _built_anew(recipe, built, _shapes(state), profile_to=folder)
-            anew = anew if state.dims is None else _resized(anew, state.dims, declared)
+            anew = _resized(anew, state.dims, declared)
         except EngineError as error:
             prefixed(error, "profile failed! Error is ")
             raise
@@ -278,7 +296,7 @@ def _prepare_update(state: ModelState, weights: Update) -> Change:
         error = ModelStateError(state.why_not)
         raise followed(error, _NO_SESSION) if built is None else error
     change = _prepared_update(recipe, weights, built, _shapes(state))
-    if change.built is not None and state.dims is not None:
+    if change.built is not None:
         change = change._replace(built=_resized(change.built, state.dims, declared))
     return change
 
@@ -412,13 +430,14 @@ def _source(recipe: Recipe, shapes: Mapping[str, Sequence[int]] | None) -> Opene
 
 
 def _resized(
-    built: Built, dims: Sequence[Sequence[int]], declared: Signature, try_it: bool = False
+    built: Built, dims: Sequence[Sequence[int]] | None, declared: Signature, try_it: bool = False
 ) -> Built:
-    """Return what was built with its inputs' shapes fixed; closed where it cannot have these.
+    """Return what was built with shapes fixed, if `dims` has some; closed where it cannot.
 
-    declared: the model's signature as in its file. try_it: run it once on zeros. Raises
-    InputError, ModelError.
+    declared: as in the model's file. try_it: run it on zeros. Raises InputError, ModelError.
     """
+    if dims is None:
+        return built
     try:
         signature = resizing.resized(built.signature, dims, declared.inputs)
         if try_it:

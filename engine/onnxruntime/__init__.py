@@ -17,7 +17,7 @@ process.py     versions, devices, logging
 genuine.py     onnxruntime itself, where it is installed; stand_in.py: this in its place
 capi/          names of onnxruntime's modules
 
-What is not here, as SparseTensor and LoraAdapter, is onnxruntime's own, where it is installed.
+Other names, as SparseTensor and LoraAdapter, are onnxruntime's own, where it is installed.
 """
 
 from __future__ import annotations

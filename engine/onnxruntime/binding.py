@@ -27,7 +27,7 @@ class TensorBinding:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What is bound to inputs, by their names."""
+        """The values that are bound to inputs, by their names."""
         return dict(self._inputs)
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:

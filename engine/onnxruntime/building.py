@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,13 +56,15 @@ class Opened:
             self.inputs = [node_arg(spec) for spec in self.signature.inputs]
             self.outputs = [node_arg(spec) for spec in self.signature.outputs]
             self.overridable: list[Any] = []
+            self.metadata: Any = ModelMetadata(model.metadata)
         else:
             self.inputs, self.outputs = copied(runtime.get_inputs()), copied(runtime.get_outputs())
             self.overridable = copied(runtime.get_overridable_initializers())
+            self.metadata = copied_metadata(runtime.get_modelmeta())
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a forked child, to which the parent's model is of no use."""
+        """True in a forked child, to which the parent's model is of no use."""
         return self.state.why_not is FORKED
 
     @property
@@ -76,14 +77,6 @@ class Opened:
             return None
         found = getattr(self.state.require_built().plan.executable, "session", None)
         return found if isinstance(found, genuine.InferenceSession) else None
-
-    @cached_property
-    def metadata(self) -> Any:
-        """The header of the model's file."""
-        runtime = self.runtime
-        if runtime is None:
-            return ModelMetadata(self.model.metadata)
-        return copied_metadata(runtime.get_modelmeta())
 
     def run(self, names: Sequence[str], feed: Mapping[str, Any], run_options: Any) -> list[Any]:
         """Run the model; see InferenceSession.run."""
@@ -101,7 +94,7 @@ class Opened:
                 raise translated(error) from None
             else:
                 return [arrays_in(results[self.places[name]]) for name in names]
-        # What it takes and refuses, it does with its own leniency and in its own words.
+        # It takes and refuses with its own leniency and in its own words.
         feed = {name: self._for_runtime(value) for name, value in feed.items()}
         return runtime.run(names, feed, run_options)  # type: ignore[no-any-return]
 
@@ -139,14 +132,22 @@ class Opened:
             raise translated(error) from None
 
     def _converted(self, feed: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a feed with arrays for lists and numbers, of the type that is declared."""
+        """Return a feed with arrays for lists, of the type that is declared.
+
+        Raises RuntimeError, as onnxruntime does, for what it takes no tensor of.
+        """
         specs = {spec.name: spec for spec in self.signature.inputs}
         converted = {}
         for name, value in feed.items():
             value, spec = given(value), specs.get(name)
-            is_tensor = spec is not None and spec.kind is ValueKind.TENSOR
-            if is_tensor and isinstance(value, list | tuple | int | float | str | np.generic):
-                value = np.asarray(value, spec.dtype.numpy)  # type: ignore[union-attr]
+            if spec is not None and spec.kind is ValueKind.TENSOR:
+                if isinstance(value, list):
+                    value = _array_of(name, value, spec.dtype.numpy)
+                elif isinstance(value, int | float | complex | str | bytes | tuple | np.generic):
+                    raise RuntimeError(
+                        f"Unable to handle object of type {type(value)}: input {name!r} takes an "
+                        f"array or a list, got {value!r}; pass it in numpy.array"
+                    )
             converted[name] = value
         return converted
 
@@ -174,6 +175,14 @@ class Opened:
                 return None
             values.append(value)
         return values
+
+
+def _array_of(name: str, value: list[Any], dtype: Any) -> Any:
+    try:
+        return np.asarray(value, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        text = f"Could not create tensor from given input list: input {name!r}: {error}"
+        raise RuntimeError(text) from None
 
 
 class Alone:

@@ -75,6 +75,6 @@ def translated(error: EngineError) -> Exception:
     return error
 
 
-# What the core says of a file that it could read, and of others.
+# Words of the core for a file that it could read, and for others.
 _READ = "not a valid ONNX model"
 _UNREAD = ("damaged ONNX file", "expected a", "empty")

@@ -37,12 +37,34 @@ class _GraphOptimizationLevel(IntEnum):
 
 
 ExecutionMode: Any = getattr(native, "ExecutionMode", _ExecutionMode)
+"""The enumeration of onnxruntime: nodes one after the other, or in parallel."""
 ExecutionOrder: Any = getattr(native, "ExecutionOrder", _ExecutionOrder)
+"""The enumeration of onnxruntime: the order of nodes that are ready."""
 GraphOptimizationLevel: Any = getattr(native, "GraphOptimizationLevel", _GraphOptimizationLevel)
+"""The enumeration of onnxruntime: the rewrites that it may make."""
 
 
 class _Fields:
     """The fields of onnxruntime's SessionOptions, where there is none."""
+
+    __slots__ = (
+        "enable_cpu_mem_arena",
+        "enable_mem_pattern",
+        "enable_mem_reuse",
+        "enable_profiling",
+        "execution_mode",
+        "execution_order",
+        "graph_optimization_level",
+        "inter_op_num_threads",
+        "intra_op_num_threads",
+        "log_severity_level",
+        "log_verbosity_level",
+        "logid",
+        "optimized_model_filepath",
+        "profile_file_prefix",
+        "use_deterministic_compute",
+        "use_per_session_threads",
+    )
 
     def __init__(self) -> None:
         self.enable_cpu_mem_arena = True
@@ -73,7 +95,7 @@ class _Fields:
 
 
 class Noted:
-    """What a SessionOptions was told by calls.
+    """Settings that a SessionOptions got by calls.
 
     sizes: of open axes, by their name. denoted: likewise, by their denotation. initializers: values
     that take the place of the file's. files: contents of files of external data. libraries: of
@@ -96,6 +118,8 @@ _Base: Any = getattr(native, "SessionOptions", _Fields)
 
 class SessionOptions(_Base):  # type: ignore[misc]
     """Settings of a session; see onnxruntime's own documentation for each."""
+
+    __slots__ = ("noted",)  # a misspelt field is an AttributeError, as onnxruntime's
 
     def __init__(self) -> None:
         self.noted = Noted()
@@ -190,6 +214,7 @@ class _RunOptions:
 
 
 RunOptions: Any = getattr(native, "RunOptions", _RunOptions)
+"""The class of onnxruntime: the settings of one run."""
 
 
 def noted_of(options: Any) -> Noted:

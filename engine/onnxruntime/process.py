@@ -1,4 +1,4 @@
-"""What onnxruntime says and sets for a whole process: versions, devices, logging, telemetry."""
+"""Facts and settings of onnxruntime for a whole process: versions, devices, logging, telemetry."""
 
 from __future__ import annotations
 

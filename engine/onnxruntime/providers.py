@@ -53,7 +53,7 @@ def get_available_providers() -> list[str]:
 
 def is_there(target: str) -> bool:
     """Return whether a backend serves a target, with a device; looked for once a process."""
-    return _is_there(os.environ.get("ENGINE_TARGET") or target)
+    return bool(target) and _is_there(os.environ.get("ENGINE_TARGET") or target)
 
 
 @functools.cache
@@ -82,10 +82,10 @@ def check_and_normalize_provider_args(
             warnings.warn(
                 f"Specified provider '{name}' is not in available provider names."
                 f"Available providers: '{', '.join(available_provider_names)}'",
-                stacklevel=6,
+                stacklevel=7,
             )
         if name in found:
-            warnings.warn(f"Duplicate provider '{name}' encountered, ignoring.", stacklevel=6)
+            warnings.warn(f"Duplicate provider '{name}' encountered, ignoring.", stacklevel=7)
             return
         found[name] = {str(key): str(value) for key, value in options.items()}
 
@@ -120,19 +120,29 @@ def check_and_normalize_provider_args(
     return list(found), list(found.values())
 
 
+def _available_of(providers: Any) -> list[str]:
+    """Return the providers that are there; where all that are given are, no others but the CPU.
+
+    To look for a device of each other takes a process each, and up to a second.
+    """
+    if isinstance(providers, list | tuple) and providers:
+        names = [item[0] if isinstance(item, tuple) and item else item for item in providers]
+        if all(isinstance(name, str) and is_there(TARGETS.get(name, "")) for name in names):
+            return [*names, *([CPU] if CPU not in names and is_there(TARGETS[CPU]) else [])]
+    return get_available_providers()
+
+
 def asked(providers: Any, provider_options: Any, noted: Sequence[tuple[str, Any]]) -> Asked:
     """Return the providers that a session is to run on: those that are there, the CPU last.
 
     noted: those of its options, for a session without any of its own. Raises ValueError,
     and RuntimeError for a name that onnxruntime does not know.
     """
-    available = get_available_providers()
-    names, options = check_and_normalize_provider_args(
-        providers or [*noted] or None, provider_options, available
-    )
-    known = {*get_all_providers(), *TARGETS, *_OTHERS}
+    providers = providers or [*noted] or None
+    available = _available_of(providers)
+    names, options = check_and_normalize_provider_args(providers, provider_options, available)
     for name in names:
-        if name not in known:
+        if name not in TARGETS and name not in (*_OTHERS, *get_all_providers()):
             raise RuntimeError(f"Unknown Provider Type: {name}")
     found = {name: given for name, given in zip(names, options) if name in available}
     if not names:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+from numpy import ndarray
 
 from engine.errors import EngineError
 from engine.onnxruntime.binding import IOBinding, TensorBinding
@@ -16,6 +16,7 @@ from engine.onnxruntime.errors import translated
 from engine.onnxruntime.options import SessionOptions
 from engine.onnxruntime.providers import CPU
 from engine.onnxruntime.values import as_ort_value, given, renamed
+from engine.tensor.values import PLAIN
 
 _STARS = "*" * 15
 
@@ -102,10 +103,10 @@ class InferenceSession:
             for name, (dtype, shape) in zip(self._names, thread.expected):
                 array = input_feed[name]
                 if (
-                    type(array) is not np.ndarray
+                    type(array) is not ndarray
                     or array.dtype is not dtype
                     or array.shape != shape
-                    or not array.flags.carray
+                    or not ((flags := array.flags).carray or flags.num & PLAIN == PLAIN)
                 ):
                     return self._run_otherwise(output_names, input_feed, run_options)
                 values.append(array)

@@ -27,12 +27,14 @@ _LEVELS = {
     GraphOptimizationLevel.ORT_ENABLE_LAYOUT: "layout",
 }
 _ENTRIES = ("session.", "optimization.", "mlas.")
-"""How the entries begin that the cpu backend hands to onnxruntime."""
+"""Beginnings of the entries that the cpu backend hands to onnxruntime."""
 
 _OURS = {"session.load_model_format", "session.use_env_allocators"}
 """Entries that the cpu backend sets itself."""
 
 _NUMBERS = ("device_id",)
+_IGNORED = {(CPU, "arena_extend_strategy")}
+"""Options that programs give, and that onnxruntime ignores without a word too."""
 
 
 def context_of(options: Any, asked: Asked) -> Context:
@@ -67,7 +69,7 @@ def sections_of(options: Any, asked: Asked, disabled: Any = ()) -> Sections:
         section = f"{TARGETS[name]}_context"
         own = sections.setdefault(section, {})
         for key, text in given.items():
-            if key in _NUMBERS:
+            if key in _NUMBERS or (name, key) in _IGNORED:
                 continue
             if is_declared(key, open_backend(find_target(TARGETS[name]).backend).info.options):
                 own[key] = text

@@ -74,7 +74,7 @@ class ContextPool:
     A predict that stands on speed takes its thread's lease by `del pool.idle[lease]`, which is
     atomic, and calls `borrow` where that is a KeyError; it gives back by `pool.idle[lease] = None`
     and then calls `settle` if `is_closed`. No lock is on that way. Where there is a semaphore, it
-    calls `borrow` and `give_back`. What a signal handler interrupted on the way, `recover` ends.
+    calls `borrow` and `give_back`. `recover` ends what a signal handler interrupted on the way.
 
     Closing never pulls memory from under a running predict: what is lent is closed when it comes
     back, and the executable after the last of them.

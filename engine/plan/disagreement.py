@@ -12,7 +12,6 @@ from engine.types import ModelSource, TensorSpec
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TypeProto
 
-    Dims = Sequence[str | int | None]
     Shapes = Mapping[str, tuple[int, ...]]
 
 _ELEMENTWISE = frozenset(
@@ -103,7 +102,9 @@ def _marked(model: ModelProto, shapes: Shapes) -> dict[str, _Axis]:
 
 def _meeting(node: NodeProto, types: Mapping[str, TypeProto]) -> Iterator[tuple[str, str]]:
     """Yield pairs of named axes that a node needs to be of one size."""
-    found = [_dims(types.get(name)) for name in node.input]
+    from engine.formats.onnx.infer import shape_of
+
+    found = [shape_of(types.get(name)) for name in node.input]
     if any(dims is None for dims in found):
         return
     operands = [dims for dims in found if dims is not None]
@@ -126,15 +127,6 @@ def _meeting(node: NodeProto, types: Mapping[str, TypeProto]) -> Iterator[tuple[
     for one, other in pairs:
         if isinstance(one, str) and isinstance(other, str) and one != other:
             yield one, other
-
-
-def _dims(kind: TypeProto | None) -> Dims | None:
-    if kind is None or not kind.tensor_type.HasField("shape"):
-        return None
-    return [
-        dim.dim_param or (dim.dim_value if dim.HasField("dim_value") else None)
-        for dim in kind.tensor_type.shape.dim
-    ]
 
 
 def _text(node: NodeProto, one: _Axis, other: _Axis, sizes: Sequence[int]) -> str:

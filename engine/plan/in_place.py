@@ -40,7 +40,7 @@ def compile_in_place(candidate: Candidate, source: OpenedSource) -> Plan | None:
     reason = "it cannot run all nodes"
     constant = with_constants(source, {})
     if constant.graph is not None and source.graph is not None:
-        # What is said of the weights' values may change: only what holds for any is kept.
+        # Facts of the weights' values may change: only what holds for any is kept.
         known = {spec.name: spec for spec in (*source.graph.inputs, *source.graph.outputs)}
         inputs = tuple(known[spec.name] for spec in constant.graph.inputs)
         outputs = tuple(known[spec.name] for spec in constant.graph.outputs)
@@ -94,7 +94,7 @@ class BackendWeights:
 
     def exchange(self, prepared: Mapping[str, Value], is_added: bool) -> None:
         """See InPlaceWeights."""
-        # What a signal handler raises must not come between the exchange and the note of it.
+        # A signal handler's exception must not come between the exchange and the note of it.
         undisturbed(partial(self._exchange, prepared, is_added))
 
     def _exchange(self, prepared: Mapping[str, Value], is_added: bool) -> None:

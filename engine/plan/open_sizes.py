@@ -32,7 +32,7 @@ _OTHERS = (8, 32, 128, 1024, 16000)
 """Sizes tried where 1 does not run: for windows, kernels, samples of a sound."""
 
 MISFITS = (InputError, ModelError)
-"""What a run raises whose sizes do not fit together."""
+"""Errors of a run whose sizes do not fit together."""
 
 
 class Role(Enum):

@@ -343,4 +343,4 @@ def _bounded(name: str, count: int) -> int:
 
 def at_most(threads: int) -> int:
     """Return how many threads are used of those that were asked for; 0 remains 0."""
-    return min(threads, 5 * (os.cpu_count() or 1))
+    return threads if threads <= 5 else min(threads, 5 * (os.cpu_count() or 1))

@@ -190,7 +190,7 @@ class Plan:
 
 
 Compiled: TypeAlias = tuple[Executable | None, dict[int, str]]
-"""What a model was compiled to; or None and the nodes that its backend cannot run, by index."""
+"""A compiled model; or None and the nodes that its backend cannot run, by index."""
 
 
 class CompiledForms(Protocol):

@@ -17,7 +17,7 @@ from engine.plan.ranges import PartRanges, without_weights
 def reshape(source: OpenedSource, shapes: Mapping[str, Sequence[int]]) -> OpenedSource:
     """Return the model with these shapes of its inputs, and what follows from them.
 
-    Whether its nodes can run so is for the backend to say: constants that were made for other
+    The backend says if its nodes can run so: constants that were made for other
     sizes stay. Raises ModelError for a file that cannot be read.
     """
     model = read(source)

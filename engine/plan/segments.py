@@ -1,7 +1,7 @@
 """Segments that run one after another, as one executable.
 
 To the rest of the core they are a backend's: an executable, its contexts, and `predict` with the
-signature of engine_predict. What a context does in a run is in `steps`.
+signature of engine_predict. A context's run is in `steps`.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class SegmentedContext:
 
         It may have refused one of our buffers, because its results change their shape with the
         data. If it is so, the same goes well now, and no buffers are prepared for it any more.
-        What has run is not run again: other ranks may have taken part in it.
+        Segments that have run are not run again: other ranks may have taken part in it.
         values: those of the run that failed. seen: what the buffers were prepared for.
         """
         failed = self._running

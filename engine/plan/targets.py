@@ -96,8 +96,9 @@ class Targets:
 
     def __init__(self, options: BuildOptions, chosen: Choice | None = None) -> None:
         self.options = options
-        self.is_unmeasured = chosen is None and is_auto(_asked(options.context)[0])
-        self.choice = chosen or targets_of(options.context)
+        names, why, is_override = chosen or _asked(options.context)
+        self.is_unmeasured = chosen is None and is_auto(names)
+        self.choice = ([default_target()] if self.is_unmeasured else names), why, is_override
         self._names, self._why, self._is_override = self.choice
         self.measure: Measure | None = None
         self._passed_over: list[str] = []
@@ -138,7 +139,7 @@ class Targets:
     def pass_over(self, target: OpenTarget, error: BackendError | ModelError) -> None:
         """Note why a target cannot build the model. Raises the error of all where it is the last.
 
-        What the user's own progress callback or a signal handler raised is nobody's reason.
+        An exception of the user's progress callback or of a signal handler is nobody's reason.
         """
         if raised_by_handler(error):
             raise error

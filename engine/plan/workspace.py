@@ -6,7 +6,7 @@ lets its backend keep what it has bound (see engine_predict).
 
 A caller's arrays are never kept after a run that was given no output buffers: they are copied into
 the workspace where they are small, and read in place, by segments that bind nothing, where a copy
-would cost more than binding saves. What the caller gets is a copy too, or new memory. Where the
+would cost more than binding saves. The caller gets a copy too, or new memory. Where the
 caller does give buffers, these and the inputs take the places of our own, until others come.
 """
 
@@ -278,8 +278,8 @@ class BoundRun:
 def direct_buffers(flow: Dataflow, inputs: Values, outputs: Values) -> Mapping[int, Any]:
     """Return the entries of `outputs` that segments may fill themselves, by the value's number.
 
-    What overlaps an input is filled last: a later segment may read that input. What lies on another
-    device than the segment's is copied there when it is done.
+    A buffer that overlaps an input is filled last: a later segment may read that input. One on
+    another device than the segment's is copied there when it is done.
     """
     wanted = {
         number: entry

@@ -1,6 +1,6 @@
 """onnx's reference evaluator behind the contract's classes: slow, exact, and all of ONNX.
 
-What the null backend runs, and the backend `reference` of the cpu distribution. Imported when the
+Runs for the null backend, and the backend `reference` of the cpu distribution. Imported when the
 first model is loaded, because it imports onnx. Every class here stands for one that a real backend
 has: the model as read, the executable with the weights, the context.
 """
@@ -437,7 +437,8 @@ def _is_overwritten(result: Any, buffers: Values) -> bool:
 
 def _check_stop() -> None:
     context = _running.get()
-    if context is not None:
+    # One that does not run was left here by a signal handler that raised.
+    if context is not None and context._stopper is not None:
         context.check_stop()
 
 

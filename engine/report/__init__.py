@@ -6,6 +6,8 @@ comparison.py   engine.compare; differences.py: of two outputs; parts.py: of seq
 measurement.py  engine.bench; clients.py: threads that call again and again; sweep.py: rates
 filled.py       inputs that nobody gave: zeros, ones or random numbers
 machine.py      engine.devices
+fault/          engine.diff: the node that sets two sides apart
 diagnosis/      engine.doctor: what is wrong with this machine
-explain.py      why the compile cache has a model, or not
+cache_state.py  why the compile cache has a model, or not
+explanation/    engine.explain: where each node runs, why, and what it costs; its page
 """

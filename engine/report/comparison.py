@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -63,16 +63,60 @@ def compare(
     """
     if b is None and isinstance(a, Model):
         raise TypeError("give b: a built model has one target only, and None means its file again")
-    both = targets or ("cpu", "reference" if b is None else "cpu")
+    one, other = targets_of(targets, b is None)
+    ran = run_both(
+        (a, lambda: _opened(a, one)),
+        (b, lambda: _opened(a if b is None else b, other)),
+        other,
+        inputs,
+        seed,
+        timeout_s,
+    )
+    return compare_outputs(ran.a, ran.b, rtol, atol)
+
+
+def targets_of(targets: tuple[str, str] | None, is_one_file: bool) -> tuple[str, str]:
+    """Return the targets of both sides, where none are given the usual ones. Raises TypeError."""
+    both = targets or ("cpu", "reference" if is_one_file else "cpu")
     if not isinstance(both, tuple | list) or len(both) != 2:
         raise TypeError(f"targets must be two, as ('cpu', 'reference'), but got {targets!r}")
-    one, other = both
-    files = _name(a, "a"), _name(a if b is None else b, "b")
+    return both
+
+
+class BothRan(NamedTuple):
+    """Outputs of both sides by name, and the inputs that both had, in the order of a's."""
+
+    a: dict[str, Array]
+    b: dict[str, Array]
+    specs: Sequence[TensorSpec]
+    values: Sequence[Any]
+
+
+Opened: TypeAlias = "Callable[[], AbstractContextManager[Model]]"
+Given: TypeAlias = "Model | str | os.PathLike[str]"
+
+
+def run_both(
+    a: tuple[Given, Opened],
+    b: tuple[Given | None, Opened],
+    target_b: str,
+    inputs: Inputs | None,
+    seed: int,
+    timeout_s: float | None,
+) -> BothRan:
+    """Run two sides on the same inputs, one after the other; see `compare`.
+
+    a, b: each the model as it was given, and a function that opens it.
+    """
+    (given_a, open_a), (given_b, open_b) = a, b
+    files = _name(given_a, "a"), _name(given_a if given_b is None else given_b, "b")
     others: Sequence[TensorSpec] | None = None
-    if inputs is None and b is not None:
+    if inputs is None and given_b is not None:
         with naming("b", files[1]):
-            others = b.inputs if isinstance(b, Model) else inputs_of_file(b, other)
-    with naming("a", files[0]), _opened(a, one) as model:
+            others = (
+                given_b.inputs if isinstance(given_b, Model) else inputs_of_file(given_b, target_b)
+            )
+    with naming("a", files[0]), open_a() as model:
         specs: Sequence[TensorSpec] = model.inputs
         if others is not None:
             specs = common_inputs(specs, others, files)
@@ -88,9 +132,9 @@ def compare(
         else:
             values = _in_order(specs, inputs)
             first = outputs_of(model, values, timeout_s)
-    with naming("b", files[1]), _opened(a if b is None else b, other) as model:
+    with naming("b", files[1]), open_b() as model:
         second = outputs_of(model, values_for(model, specs, values), timeout_s)
-    return compare_outputs(first, second, rtol, atol)
+    return BothRan(first, second, specs, values)
 
 
 @contextmanager

@@ -152,12 +152,8 @@ def _compared(
     nans = np.isnan(wide_a), np.isnan(wide_b)
     infinite = np.isinf(wide_a), np.isinf(wide_b)
     finite = ~(nans[0] | nans[1] | infinite[0] | infinite[1])
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        if is_exact:
-            errors, equal = _whole_errors(wide_a, wide_b)
-        else:
-            errors, equal = np.abs(wide_a - wide_b), wide_a == wide_b
-        same = equal | (nans[0] & nans[1])
+    errors, same = errors_between(a, b)
+    with np.errstate(invalid="ignore", over="ignore"):
         close = errors <= atol + rtol * np.abs(wide_b)
     beyond = ~(same | (finite & close))
     differing = int(np.count_nonzero(beyond))
@@ -175,6 +171,16 @@ def _compared(
         infinities=(int(infinite[0].sum()), int(infinite[1].sum())),
         reason=_reason(differing, a.size),
     )
+
+
+def errors_between(a: Array, b: Array) -> tuple[Array, Array]:
+    """Return |a - b| of numbers of one shape, and where they are equal or NaN on both sides."""
+    wide_a, wide_b = _wide(a), _wide(b)
+    if _is_exact(a) and _is_exact(b):
+        return _whole_errors(wide_a, wide_b)
+    with np.errstate(invalid="ignore", over="ignore"):
+        same = (wide_a == wide_b) | (np.isnan(wide_a) & np.isnan(wide_b))
+        return np.abs(wide_a - wide_b), same
 
 
 def _whole_errors(a: Array, b: Array) -> tuple[Array, Array]:

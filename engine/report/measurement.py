@@ -7,19 +7,20 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from engine.config.text import aligned, counted, duration, rate
+from engine.config.text import aligned, counted, duration, html_tables, rate
 from engine.host.cpus import usable_cpus
 from engine.host.threads import threads_per_worker
 from engine.model.model import Model, model_state
 from engine.plan.options import at_most
 from engine.report.clients import Clients, Measured
 from engine.report.filled import Fill, run_filled
+from engine.report.speed.deviation import deviations
 from engine.types import Placement
 
 if TYPE_CHECKING:
@@ -102,6 +103,23 @@ class BenchResult:
         """
         return latency_summary(self.latencies_s)
 
+    @cached_property
+    def deviation_s(self) -> dict[str, float]:
+        """How far each percentile is off from run to run: a standard deviation, by name.
+
+        By a bootstrap of stretches of the runs, which follow each other in time.
+        """
+        found = deviations(self.latencies_s, PERCENTILES)
+        return {f"p{rank:g}": value for rank, value in zip(PERCENTILES, found, strict=True)}
+
+    def latency_texts(self) -> dict[str, str]:
+        """Return the latencies as text by name, percentiles with their deviation."""
+        return {
+            f"latency {name}": duration(seconds)
+            + (f" +- {duration(self.deviation_s[name])}" if name in self.deviation_s else "")
+            for name, seconds in self.latency_s.items()
+        }
+
     def facts(self) -> dict[str, str]:
         """Return how it was measured, and the throughput, as text by name."""
         at_once = counted(self.clients, "client") + (" at once" if self.clients > 1 else "")
@@ -126,9 +144,15 @@ class BenchResult:
         return str(self)  # what a prompt shows
 
     def __str__(self) -> str:
-        latencies = {f"latency {name}": duration(s) for name, s in self.latency_s.items()}
-        shown = {name: text for name, text in (self.facts() | latencies).items() if text}
+        found = self.facts() | self.latency_texts()
+        shown = {name: text for name, text in found.items() if text}
         return "\n".join(aligned(shown.items()))
+
+    def _repr_html_(self) -> str:
+        facts = [(name, text) for name, text in self.facts().items() if text and name != "model"]
+        latencies = [(name, duration(s)) for name, s in self.latency_s.items()]
+        title = self.model or "model from memory"
+        return html_tables(title, [("", facts), ("latency", latencies)])
 
 
 def bench(
@@ -194,7 +218,8 @@ def bench(
         if warmup_runs:
             warmup_s = working.warmup_took_s
         measured = working.measured()
-        return result_of(built, measured, used, build_s, warmup_s, clients, batch=batch_of(given))
+        origin = origin_of(built, used, build_s)
+        return result_of(origin, measured, warmup_s, clients, batch=batch_of(given))
     finally:
         if built is not model:
             built.close()
@@ -219,58 +244,42 @@ def by_runs(ranks: int) -> str:
     return f"the model is one of {ranks} ranks' parts, which predict as often as each other"
 
 
-def result_of(
-    model: Model,
-    measured: Measured,
-    threads: int,
-    build_s: float | None,
-    warmup_s: float,
-    clients: int,
-    is_interrupted: bool = False,
-    batch: int | None = None,
-) -> BenchResult:
-    """Return a measurement of a built model. threads: 0 for as many as fit the machine."""
+class Origin(NamedTuple):
+    """Origin of a measurement: the model and what runs it. The fields are those of BenchResult."""
+
+    model: str
+    backend: str = ""
+    devices: tuple[DeviceShare, ...] = ()
+    threads: int = 0
+    build_s: float | None = None
+    server: str = ""
+
+
+def origin_of(model: Model, threads: int, build_s: float | None) -> Origin:
+    """Return the origin of what a built model gives. threads: 0 for as many as fit the machine."""
     plan = model_state(model).require_built().plan
-    return BenchResult(
-        model.model_path_,
-        plan.backend.name,
-        shares(plan.placement()),
-        at_most(threads) or threads_per_worker(),
-        build_s,
-        warmup_s,
-        clients,
-        measured.seconds,
-        measured.latencies_s,
-        is_interrupted,
-        batch=batch,
-        first_s=measured.first_s,
-    )
+    threads = at_most(threads) or threads_per_worker()
+    return Origin(model.model_path_, plan.backend.name, shares(plan.placement()), threads, build_s)
 
 
-def served_result(
-    name: str,
-    server: str,
+def result_of(
+    origin: Origin,
     measured: Measured,
     warmup_s: float,
     clients: int,
     is_interrupted: bool = False,
     batch: int | None = None,
 ) -> BenchResult:
-    """Return a measurement of a model on a server, as its clients see it."""
+    """Return a measurement."""
     return BenchResult(
-        name,
-        "",
-        (),
-        0,
-        None,
-        warmup_s,
-        clients,
-        measured.seconds,
-        measured.latencies_s,
-        is_interrupted,
+        **origin._asdict(),
+        warmup_s=warmup_s,
+        clients=clients,
+        seconds=measured.seconds,
+        latencies_s=measured.latencies_s,
+        is_interrupted=is_interrupted,
         batch=batch,
         first_s=measured.first_s,
-        server=server,
     )
 
 

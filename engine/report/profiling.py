@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 
     from engine.model.state import ModelState
     from engine.plan.reports import KernelTimes
+    from engine.types import KernelTime
 
 __all__ = ["Kernel", "OperatorTime", "Profile", "Run"]
 
 _BAR = 24
 _SHOWN = 20
 _MEMORY = "/dev/shm"
+_WITH_BODIES = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,9 @@ class Kernel:
     """A kernel, over all predicts that were measured.
 
     nodes: the model's nodes that it computes, by index, as in `Model.placement`: several where they
-    are fused; () for what the backend has added, and where it cannot tell. runs: how often it ran
-    in one predict, at the mean. time_s: in one predict, the median of all. share: of the time of
-    all kernels.
+    are fused, for one in a body the node with the body; () for what the backend has added, and
+    where it cannot tell. runs: how often it ran in one predict, at the mean. time_s: in one
+    predict, the median of all, without the kernels that ran inside it. share: of the time of all.
     """
 
     name: str
@@ -271,14 +273,20 @@ def _summed(
     unmeasured: tuple[str, ...],
 ) -> Profile:
     kept = [each for each in times if each[2].predict >= warmup]
-    kept.sort(key=lambda each: each[2].start_s)
+    kept.sort(key=lambda each: (each[2].start_s, -each[2].duration_s))
+    around = _around([each for _, _, each in kept])
+    own = [each.duration_s for _, _, each in kept]
+    for (_, _, each), outer in zip(kept, around, strict=True):
+        if outer is not None:
+            own[outer] = max(own[outer] - each.duration_s, 0.0)
     totals: dict[tuple[str, str, tuple[int, ...], str, str], list[float]] = {}
     counts: Counter[Any] = Counter()
-    keys = []
-    for backend, device, each in kept:
-        key = (each.name, each.op_type, each.nodes, backend, str(device))
+    keys: list[tuple[str, str, tuple[int, ...], str, str]] = []
+    for (backend, device, each), outer, own_s in zip(kept, around, own, strict=True):
+        nodes = each.nodes or (() if outer is None else keys[outer][2])
+        key = (each.name, each.op_type, nodes, backend, str(device))
         took = totals.setdefault(key, [0.0] * predicts)
-        took[each.predict - warmup] += each.duration_s
+        took[each.predict - warmup] += own_s
         counts[key] += 1
         keys.append(key)
     medians = {key: median(took) for key, took in totals.items()}
@@ -294,6 +302,23 @@ def _summed(
         for key, (_, _, each) in zip(keys, kept, strict=True)
     ]
     return Profile(predict_s, measured_s, kernels, tuple(runs), predicts, unmeasured)
+
+
+def _around(runs: Sequence[KernelTime]) -> list[int | None]:
+    """Return for each run of a kernel, in the order of their starts, the one that it ran inside.
+
+    One with a node of its own ran beside it, in another thread.
+    """
+    found: list[int | None] = []
+    opened: list[int] = []
+    for place, run in enumerate(runs):
+        while opened and runs[opened[-1]].start_s + runs[opened[-1]].duration_s <= run.start_s:
+            opened.pop()
+        is_inner = bool(opened) and run.nodes in ((), runs[opened[-1]].nodes)
+        found.append(opened[-1] if is_inner else None)
+        if run.op_type in _WITH_BODIES:
+            opened.append(place)
+    return found
 
 
 Timed = TypeVar("Timed", Kernel, OperatorTime)

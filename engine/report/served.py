@@ -195,8 +195,20 @@ class ServedModel:
             raise DeadlineExceeded(f"{self.url}: no answer in {self._timeout_s:g} s") from None
         except (OSError, http.client.HTTPException) as error:
             connection.close()  # the next request opens it anew
+            if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):
+                raise self._no_protocol(path) from error  # as a port of gRPC answers
+            if isinstance(error, ssl.SSLCertVerificationError):
+                raise ModelError(
+                    f"{self.url}: the server's certificate is not trusted: {error.verify_message}; "
+                    "the variable SSL_CERT_FILE names a file of certificates to trust",
+                    self.url,
+                ) from error
             why = str(error) or type(error).__name__
-            raise ModelError(f"{self.url}: the server does not answer: {why}", self.url) from error
+            raise ModelError(
+                f"{self.url}: the server does not answer: {why}; is it running there, and is that "
+                "the port of REST?",
+                self.url,
+            ) from error
         if response.status != 200:
             raise self._refused(path, response.status, data)
         size = int(response.headers.get(_JSON_BYTES) or len(data))

@@ -29,13 +29,22 @@ class Point:
 
     rate_per_s, due: the load that was offered, and the requests of it; None and 0 in a closed loop.
     last_due_s: when the last of a number of requests was due, all of which are served; None where
-    the measurement ends at a time.
+    the measurement ends at a time. bound_s: the 99th percentile that is allowed. due_per_s: the
+    rate at which requests were due, which chance moves away from rate_per_s.
     """
 
     result: BenchResult
     rate_per_s: float | None = None
     due: int = 0
     last_due_s: float | None = None
+    bound_s: float | None = None
+    due_per_s: float | None = None
+
+    @property
+    def is_valid(self) -> bool:
+        """True where the load was served, within the bound if there is one."""
+        is_within = self.bound_s is None or self.result.latency_s["p99"] <= self.bound_s
+        return is_within and not self.is_overloaded and not self.is_too_short
 
     @property
     def is_overloaded(self) -> bool:
@@ -108,3 +117,10 @@ def arrivals(
     due: Array = np.cumsum(generator.exponential(1 / rate_per_s, number))
     due -= due[0]
     return due if duration_s is None else due[due < duration_s]
+
+
+def due_rate(due: Array, duration_s: float | None) -> float | None:
+    """Return how many requests a second were due; None for a single one without a duration."""
+    if duration_s is not None:
+        return len(due) / duration_s
+    return (len(due) - 1) / float(due[-1]) if len(due) > 1 else None

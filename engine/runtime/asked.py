@@ -96,7 +96,7 @@ class Stoppable:
 
     def __init__(self) -> None:
         self.is_cancelled = False
-        # What runs, while it may be stopped. Any: a context has a `cancel` or not.
+        # The context that runs, while it may be stopped. Any: a context has a `cancel` or not.
         self._context: Any = None
         # Reentrant: a signal handler that cancels may run in the thread that predicts, and a
         # backend may call `done` in its context's `cancel`.

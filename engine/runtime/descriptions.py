@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine.host.imports import ready
 from engine.tensor import Tensor, TensorMeta
@@ -11,7 +11,7 @@ from engine.tensor.enums import DataType, Format
 from engine.tensor.values import tensor_of
 
 if TYPE_CHECKING:
-    from engine.types import Dim, Predict, TensorSpec, Values
+    from engine.types import Dim, TensorSpec
 
 
 class Specs(tuple["TensorSpec", ...]):
@@ -53,19 +53,3 @@ def known_shape(shape: tuple[Dim, ...] | None) -> tuple[int, ...] | None:
     if shape is None or not all(isinstance(dim, int) for dim in shape):
         return None
     return tuple(dim for dim in shape if isinstance(dim, int))
-
-
-def recorded(run: Predict, seen: list[Any]) -> Predict:
-    """Return a predict that leaves the shapes of its last results in `seen`, a list in it.
-
-    For outputs whose shapes do not follow from the inputs'.
-    """
-
-    def predict(
-        context: Any, inputs: Values, outputs: Values | None, deadline_s: float | None
-    ) -> Values:
-        results = run(context, inputs, outputs, deadline_s)
-        seen[:] = [[getattr(result, "shape", None) for result in results]]
-        return results
-
-    return predict

@@ -35,15 +35,16 @@ SECTION = "_extension"
 def chosen(context: Context, config: Mapping[str, Mapping[str, str]]) -> Chosen:
     """Return what is switched on for a model, the outermost first: names with their options.
 
-    What the environment names comes first, then the configuration's, then the context's; of one
+    The environment's extensions come first, then the configuration's, then the context's; of one
     option that several set, the latter has the last word. Raises SettingError.
     """
     found: dict[str, dict[str, str]] = {}
+    own = context.extensions
     for text in filter(None, map(str.strip, os.environ.get(VARIABLE, "").split(","))):
         name, _, options = text.partition(";")
         found.setdefault(name.strip(), {}).update(_options(name, options))
     listed = config.get("common_context", {}).get(KEY, "")
-    for name in (*filter(None, map(str.strip, listed.split(","))), *context.extensions):
+    for name in (*filter(None, map(str.strip, listed.split(","))), *own):
         found.setdefault(name, {})
     for section, given in config.items():
         if not section.endswith(SECTION):
@@ -57,7 +58,7 @@ def chosen(context: Context, config: Mapping[str, Mapping[str, str]]) -> Chosen:
                 f"switched on; {hint}"
             )
         found[name].update(given)
-    for name, given in context.extensions.items():
+    for name, given in own.items():
         found[name].update(given)
     return found
 

@@ -21,14 +21,11 @@ from engine.runtime.sizes import size_of, warn_of_sizes, with_sizes
 from engine.tensor import Tensor
 from engine.tensor.description import Array, canonical, plain
 from engine.tensor.enums import DataType
-from engine.tensor.values import value_of
+from engine.tensor.values import PLAIN, value_of
 from engine.types import Device, DeviceBuffer, Dim, DType, TensorSpec, ValueKind
 
 if TYPE_CHECKING:
     from engine.runtime.signature import Signature
-
-# numpy's flag bits (NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_ALIGNED): what a runtime can read in place.
-PLAIN = 0x0001 | 0x0100
 
 
 def values(signature: Signature, inputs: Any, devices: Sequence[Device]) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from engine.config.checks import require_seconds
 from engine.config.wording import prefixed
 from engine.errors import (
     Cancelled,
@@ -69,6 +70,7 @@ class ThreadState:
         "expected",
         "idle",
         "is_limited",
+        "is_open_ended",
         "is_plain",
         "last",
         "lease",
@@ -81,6 +83,7 @@ class ThreadState:
         "predict_with",
         "run",
         "signature",
+        "stops",
         "stops_by",
         "takes_options",
     )
@@ -94,7 +97,8 @@ class ThreadState:
     ) -> None:
         self.plan = plan
         self.signature = signature
-        self.is_plain = signature.is_plain
+        self.is_open_ended = signature.is_open_ended
+        self.is_plain = signature.is_plain and not signature.is_open_ended  # else `give`
         self.run = run
         self.plain = run
         self.predict_with = plan.predict_with if run is plan.predict else None
@@ -112,6 +116,7 @@ class ThreadState:
         self.descriptions = [description_for(spec) for spec in signature.outputs]
         self.bindings = NOTHING_BOUND
         self.stops_by: set[str] = set()  # of what may stop a predict, what was asked and is had
+        self.stops: set[Capability] = set()  # the same, of all threads of the model
         self.path = path
         if plan.wants_options:
             self.run = self.asked(None)
@@ -284,16 +289,8 @@ class ThreadState:
 
     def deadline(self, timeout_s: float) -> float | None:
         """Return the moment of time.monotonic() in `timeout_s` seconds; None for never."""
-        number = isinstance(timeout_s, int | float | np.integer | np.floating)
-        if not number or isinstance(timeout_s, bool):
-            raise TypeError(f"timeout_s must be a number of seconds, but got {type(timeout_s)}")
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s must be above 0 s, but got {timeout_s}")
+        seconds = require_seconds("timeout_s", timeout_s)
         self.require_stoppable(Capability.DEADLINES, "timeout_s")
-        try:
-            seconds = float(timeout_s)
-        except OverflowError:
-            seconds = math.inf
         return None if math.isinf(seconds) else time.monotonic() + seconds
 
     def asked(self, *wanted: Any) -> Any:
@@ -312,6 +309,7 @@ class ThreadState:
                 f"{argument} out"
             )
         self.stops_by.add(argument)
+        self.stops.add(capability)
 
 
 def are_results(outputs: Sequence[Any], descriptions: Sequence[Any]) -> list[bool]:

@@ -55,8 +55,7 @@ def placeholders(outputs: Any, specs: Sequence[TensorSpec]) -> Any:
 def as_tensors(value: Any, description: Description) -> Any:
     """Return one output as predict gives it: a Tensor, or lists and dicts with such inside."""
     if type(value) is list:
-        # What one element of a sequence is, all are: a classifier's maps, one a row, stay as they
-        # are.
+        # All elements of a sequence are of one kind: a classifier's maps, one a row, stay.
         if value and type(value[0]) is dict:
             return value
         return [as_tensors(element, description) for element in value]

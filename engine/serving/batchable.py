@@ -36,7 +36,7 @@ INSIST_ON_ROUNDING = (
 SIZES = (1, 2, 4, 8, 16, 32)
 """The batch sizes that are measured."""
 
-# What a request costs that another thread serves: putting it in, taking it out, waking its thread.
+# The cost of a request that another thread serves: putting it in, taking it out, waking its thread.
 _HANDOFF_S = 60e-6
 # A sample in a batch must take at most this part of its time alone.
 _WORTHWHILE = 0.75
@@ -119,7 +119,7 @@ def why_not(
 def without_batch_axis(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
     """Return which input or output cannot be joined or divided along its first axis; "" for none.
 
-    Whether the open first axes of the inputs are one size each request shows.
+    Each request shows if the open first axes of the inputs are one size.
     """
     if not inputs or not outputs:
         return "it has no inputs or no outputs"

@@ -20,6 +20,7 @@ from engine.errors import Cancelled, DeadlineExceeded
 from engine.host.fair_semaphore import FairSemaphore, Shareable, Waiter
 from engine.serving.batchable import Batching
 from engine.serving.in_service import SharingInService
+from engine.serving.shared_cpus import lent
 from engine.serving.statistics import Recorder
 from engine.tensor import Tensor
 from engine.tensor.values import as_expected
@@ -181,6 +182,7 @@ class Batcher:
         others = [waiter.request for waiter in waiters if isinstance(waiter.request, Request)]
         batch = [request, *others]
         began_s = time.perf_counter()
+        self.sharing.has_shared = True  # also where the run fails, and each runs once more
         try:
             priority = max(each.priority for each in batch)
             run = PredictOptions(id=f"{os.getpid()}-run-{next(_numbers)}", priority=priority)
@@ -207,7 +209,6 @@ class Batcher:
             raise
         self._semaphore.release()
         self._recorder.ran(sum(each.size for each in batch))
-        self.sharing.has_shared = True
         return request.results
 
     def _collected(
@@ -251,7 +252,7 @@ class Batcher:
             if deadline_s is not None:  # the run takes time too
                 end_s = min(end_s, (time.monotonic() + deadline_s) / 2)
             cancel = cancel or CancelToken()
-            with cancel.watch(self._semaphore.notify_arrival):
+            with lent(), cancel.watch(self._semaphore.notify_arrival):
                 while room > 0 and not cancel.cancelled:
                     if (left_s := end_s - time.monotonic()) <= 0:
                         break

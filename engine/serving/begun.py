@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 WORKERS = 2
 GRACE_S = 10.0
-"""How long after its deadline, or after it was cancelled, a run may take to end."""
+"""Time that a run may take to end after its deadline, or after it was cancelled."""
 
 
 def can_begin(built: Built) -> bool:
@@ -139,7 +139,7 @@ class BegunRun(Stoppable):
         self._telling = threading.Lock()  # held by who tells its end, for ever
 
     def begin(self, inputs: Any) -> bool:
-        """Begin, in a worker. What is raised here is the end too.
+        """Begin, in a worker. An exception here is the end too.
 
         False where the model was built anew meanwhile, and this plan is closed.
         """
@@ -296,7 +296,7 @@ class _End:
 
     @property
     def work(self) -> _End:
-        """What a worker runs."""
+        """The work that a worker runs."""
         return self
 
     def run_admitted(self, semaphore: FairSemaphore, waiter: object, tell: Tell | None) -> None:

@@ -20,6 +20,7 @@ from engine.serving.batching import Batcher
 from engine.serving.begun import BegunFuture, can_begin
 from engine.serving.request_future import RequestFuture
 from engine.serving.request_queue import RequestQueue
+from engine.serving.shared_cpus import SharedSemaphore
 from engine.serving.short_runs import Direct, ShortRuns
 from engine.serving.statistics import Recorder
 from engine.types import Capability, Device
@@ -40,7 +41,8 @@ class BuiltModel:
 
     slots: 0 for as many as this machine has CPUs; for any number where the backend runs predicts
     without a thread that waits. extra: how many more may run at once while they are short. predict:
-    the model's, where that is not to be held. futures: see RequestQueue.
+    the model's, where that is not to be held. shared_cpus: how many of the CPUs that the models of
+    this process share a run takes; 0 where it shares none. futures: see RequestQueue.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class BuiltModel:
         predict: Callable[..., list[Tensor]] | None = None,
         slots: int = 0,
         extra: int = 0,
+        shared_cpus: int = 0,
     ) -> None:
         self.model = model
         self.predict = predict or model.predict
@@ -59,8 +62,13 @@ class BuiltModel:
         self.futures: Callable[..., RequestFuture] = RequestFuture
         if can_begin(built):
             slots, self.futures = slots or sys.maxsize, partial(BegunFuture, self._state)
-        self.semaphore = plan.pool.semaphore or FairSemaphore(slots or usable_cpus())
         self._takes_slots = plan.pool.semaphore is not None
+        if plan.pool.semaphore is not None:
+            self.semaphore = plan.pool.semaphore
+        elif shared_cpus:
+            self.semaphore = SharedSemaphore(slots, shared_cpus)
+        else:
+            self.semaphore = FairSemaphore(slots or usable_cpus())
         self._short_runs = ShortRuns(extra, built.signature.names)
         self.can_stop = not any(
             plan.lacks(capability)[0]
@@ -123,12 +131,26 @@ class BuiltModel:
 
         if self.batcher is None or request is None:
             return predict(inputs, outputs)
-        # What a signal handler raises in the main thread must not meet others' requests.
+        # A signal handler's exception in the main thread must not meet others' requests.
         if in_main_thread():
             results = predict(inputs)
             self.batcher.note_run_of(request)
             return results
         return self.batcher.run(request, inputs, predict, deadline_s, cancel)
+
+    @property
+    def is_isolated(self) -> bool:
+        """True where the model, or a part of it, is in a process of its own."""
+        from engine.backends.isolation.backend import is_isolated  # rare
+
+        return any(is_isolated(part) for part, _ in self._state.require_built().plan.parts)
+
+    def why_lost(self) -> str:
+        """Say how a process of an isolated model was lost, "" if none; it is started again."""
+        from engine.backends.isolation.backend import why_lost  # rare
+
+        parts = self._state.require_built().plan.parts
+        return "; ".join(filter(None, (why_lost(part) for part, _ in parts)))
 
     def abort(self) -> None:
         """See Runnable: what runs goes on to its end."""

@@ -18,7 +18,7 @@ class SharingInService:
     """Says whether requests share runs now. `look` is for one thread at a time.
 
     is_on: they do. It is a comparison's to change, which begins once runs have been shared.
-    has_shared: to be set where several requests have shared a run.
+    has_shared: to be set where several requests share a run, or have tried to.
     """
 
     def __init__(self) -> None:

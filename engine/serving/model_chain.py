@@ -121,7 +121,7 @@ class Chain:
                 ) from error
             if timeout_s is not None:
                 left = max(timeout_s - (time.monotonic() - start), 1e-9)
-            # What the caller gives goes before what is computed under the same name.
+            # The caller's values go before those that are computed under the same name.
             known.update(zip(link.outputs, results, strict=True))
             known.update(fixed)
         if not outputs:

@@ -8,8 +8,8 @@
 A file that holds several is a compiled form of a backend: an .om that was made of several graphs
 for Ascend, which are loaded together and may have variables in common, or what MindSpore Lite's
 converter_lite makes of a model that it splits for Ascend, a MindIR in which each sub-graph is an
-.om and executors run some of them one after the other. What this project's converter makes of a
-model with such a declaration is one model for every target, which is divided when it is opened.
+.om and executors run some of them one after the other. This project's converter makes of a
+model with such a declaration one model for every target, which is divided when it is opened.
 Of any other file, a model is its only one, so scripts run with it on every target.
 """
 

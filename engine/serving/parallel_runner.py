@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from engine.serving.request_queue import RequestQueue
     from engine.serving.short_runs import Direct
     from engine.serving.statistics import RunnerStatistics
-    from engine.types import CancelToken, ModelDescription, Placement, Progress
+    from engine.types import CancelToken, ModelDescription, Progress
     from engine.typing import DecMode, Inputs, WhenFull
     from engine.weights.variables import Update
 
@@ -87,9 +87,10 @@ class ModelParallelRunner(Runner):
         """Read a model file, compile it, and take requests for it.
 
         context: its `parallel` settings are read: workers_num, how many predicts run at once on all
-            device_ids together (0 fits them to the machine); config_path, config_info. Where the
-            backend runs predicts without a thread that waits (capability async_predict), two
-            threads begin them all, unless requests share runs.
+            device_ids together (0 fits them to the machine: on the cpu, such runners share the
+            process's CPUs, by priority); config_path, config_info. Where the backend runs predicts
+            without a thread that waits (capability async_predict), two threads begin them all,
+            unless requests share runs.
             cpu.thread_num: the threads inside an operator, which all workers share; 0 divides the
             CPUs among them. cpu.thread_affinity_core_list: one core for each of the thread_num x
             workers_num threads; as many threads are shared then.
@@ -139,13 +140,12 @@ class ModelParallelRunner(Runner):
             devices: list[int | None] = [*context.parallel.device_ids] or [None]
             options = {"dec_key": dec_key, "dec_mode": dec_mode}
             watchers = {"progress": progress, "cancel": cancel}
-            wishes = Wishes(model_path, max_batch_size, max_delay_us, batching == "force", cancel)
 
             def build(further: Mapping[str, Mapping[str, str]]) -> list[RequestQueue[BuiltModel]]:
                 built: list[RequestQueue[BuiltModel]] = []
                 try:
                     for place, device in enumerate(devices):
-                        own = _for_workers(context, device, place, len(devices))
+                        own = _for_workers(tuned, device, place, len(devices))
                         built.append(
                             self._built(
                                 model_path, own, further, queue_limit, when_full, options, watchers
@@ -169,7 +169,10 @@ class ModelParallelRunner(Runner):
                 return how, about, [part for each in built for part in each.plan.parts]
 
             try:
-                self._observation = _observation(context, model_path)
+                tuned, shared = _tuned(context)
+                most = max_batch_size or shared or None
+                wishes = Wishes(model_path, most, max_delay_us, batching == "force", cancel)
+                self._observation = _observation(tuned, model_path)
                 if self._observation is None:
                     self._batching, _, _ = work(progress)
                 else:
@@ -217,15 +220,21 @@ class ModelParallelRunner(Runner):
         try:
             plan = state.require_built().plan
             slots = parallel.workers_num or getattr(plan.executable, "concurrency", 0)
-            is_fixed = bool(slots) or context.cpu.thread_num > 1
-            slots = slots or max(1, usable_cpus() // (context.cpu.thread_num or 1))
+            threads = context.cpu.thread_num or 1
+            is_fixed = bool(slots)
+            slots = slots or max(1, usable_cpus() // threads)
             if plan.pool.semaphore is not None:
                 plan.pool.limit(slots)
             is_cpu = context.target == ["cpu"] or (
                 is_auto(context.target) and plan.backend.name == "cpu"
             )
             is_free = not is_fixed and is_cpu
-            runnable = BuiltModel(model, slots=slots, extra=EXTRA if is_free else 0)
+            runnable = BuiltModel(
+                model,
+                slots=slots,
+                extra=EXTRA if is_free and threads == 1 else 0,
+                shared_cpus=threads if is_free else 0,
+            )
             return RequestQueue(
                 runnable, self._recorder, limit, when_full == "wait", runnable.futures
             )
@@ -275,17 +284,27 @@ class ModelParallelRunner(Runner):
         """Return new tensors for the inputs; open axes are -1. Empty before the runner is built."""
         if self._why_not is _NOT_BUILT:
             return Model().get_inputs()  # which logs why
-        model: Model = self._free_queue().runnable.model
-        return model.get_inputs()
+        return self._built_model().get_inputs()
 
     @property
-    def placement(self) -> list[Placement]:
-        """Return where each node of the model runs, on the device that has the least to do.
+    def shares_runs(self) -> bool:
+        """See Runner."""
+        return any(queue.runnable.batcher is not None for queue in self._queues)
 
-        See Model.placement. Raises ModelStateError where the runner is not built, or closed.
-        """
+    @property
+    def is_in_process(self) -> bool:
+        """See Runner: False with [common_context] isolate."""
+        return not any(queue.runnable.is_isolated for queue in self._queues)
+
+    def _lost(self) -> str:
+        """See Runner: on every device."""
+        reasons = [queue.runnable.why_lost() for queue in self._queues]
+        return "; ".join(reasons) if all(reasons) else ""
+
+    def _built_model(self) -> Model:
+        """Return the model on the device that has the least to do. Raises ModelStateError."""
         model: Model = self._free_queue().runnable.model
-        return model.placement
+        return model
 
     def update_weights(self, weights: Update) -> None:
         """Exchange weights that were declared variable, for all workers at once.
@@ -322,12 +341,31 @@ def _queued(inputs: Inputs, outputs: list[Tensor] | None) -> None:
     """Stand for what runs a request at once, where none is: see ShortRuns.runner."""
 
 
-def _observation(context: Context, path: str) -> Observation | None:
-    """Return what tells observers of a runner; None where none is switched on."""
+def _configuration(context: Context) -> dict[str, dict[str, str]]:
     parallel = context.parallel
     sections = vars(parallel).get("config_info", {})
-    config = configuration_of(parallel.config_path, sections, "build_from_file")
-    found = chosen(context, config)
+    return configuration_of(parallel.config_path, sections, "build_from_file")
+
+
+def _tuned(context: Context) -> tuple[Context, int]:
+    """Return a context with what a tuning's configuration says, and how many share a run.
+
+    0 where that is not said. Raises SettingError.
+    """
+    tuned = _configuration(context).get("tuned")
+    if tuned is None:
+        return context, 0
+    from engine.report.tuning.taking import number, settled
+
+    try:
+        return settled(context, tuned), number(tuned, "max_batch_size")
+    except ValueError as error:
+        raise SettingError(own_text(error)) from error
+
+
+def _observation(context: Context, path: str) -> Observation | None:
+    """Return what tells observers of a runner; None where none is switched on."""
+    found = chosen(context, _configuration(context))
     return wing("observation")(found, path) if found else None
 
 

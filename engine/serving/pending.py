@@ -10,8 +10,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.errors import ModelStateError, QueueFull
 from engine.host.cpus import usable_cpus
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from engine.host.fair_semaphore import FairSemaphore
     from engine.serving.request_future import RequestFuture, WhenFull
     from engine.serving.threads import HandOff
+
+T = TypeVar("T")
 
 _LOOK_S = 0.002
 _RECHECK_S = 0.05  # of a thread that is woken in time, unless an interrupt came between
@@ -40,6 +44,7 @@ class PendingRequests:
         self.callbacks = Callbacks()
         self._limit = limit
         self._futures: dict[RequestFuture, None] = {}
+        self._refusable: dict[int, dict[RequestFuture, None]] = {}  # by priority, as they came
         self._hand_offs: dict[HandOff, None] = {}
         self._begun: dict[object, None] = {}
         self._blocked: dict[threading.Lock, None] = {}  # threads that wait for room
@@ -51,7 +56,12 @@ class PendingRequests:
         """Queue a request and return it. Raises QueueFull, ModelStateError."""
         try:
             self._take(future)
-            future.queue(self, self._limit if when_full == "raise" else 0)
+            limit = self._limit if when_full == "raise" else 0
+            self.with_room(future.priority, partial(future.queue, self, limit))
+            if limit:
+                self._refusable.setdefault(future.priority, {})[future] = None
+                if future.done():  # and `ended` came before
+                    self._refusable[future.priority].pop(future, None)
             if when_full == "wait" and self._is_full():
                 self._wait_for_room(future)
         except (QueueFull, ModelStateError):
@@ -62,6 +72,34 @@ class PendingRequests:
             self.ended(future)
             raise
         return future
+
+    def with_room(self, priority: int, queue: Callable[[], T]) -> T:
+        """Return what `queue` returns, which raises QueueFull where there is no room.
+
+        There is room in place of the newest of the lowest that wait, if it is below this priority,
+        was submitted and could be refused: it is now.
+        """
+        while True:
+            try:
+                return queue()
+            except QueueFull as error:
+                if not self._make_room(priority, error):
+                    raise
+
+    def _make_room(self, priority: int, error: QueueFull) -> bool:
+        """Refuse the newest of the lowest that wait below a priority; False where there is none.
+
+        One that no longer waits is looked at once: it keeps its place from then on.
+        """
+        for lower in sorted(self._refusable):
+            if lower >= priority:
+                break
+            futures = self._refusable[lower]
+            with suppress(KeyError):  # there is none left
+                while not futures.popitem()[0].give_way(error):
+                    pass
+                return True
+        return False
 
     def _take(self, future: RequestFuture) -> None:
         with self._lock:
@@ -137,6 +175,7 @@ class PendingRequests:
     def ended(self, future: RequestFuture) -> None:
         """Forget a request, which has ended."""
         self._futures.pop(future, None)
+        self._refusable.get(future.priority, {}).pop(future, None)
         for wake in list(self._blocked):
             if self._is_full():
                 break

@@ -21,6 +21,7 @@ from engine.host.interrupts import undisturbed
 from engine.host.tasks import open_lock
 from engine.serving.batching import Request
 from engine.serving.callbacks import Callbacks
+from engine.serving.shared_cpus import lent
 from engine.serving.threads import Admission, Tell, Workers
 from engine.tensor import Tensor
 from engine.types import CancelToken, PredictOptions
@@ -64,7 +65,7 @@ class Server(Protocol):
 
 
 class Pending(Protocol):
-    """Where submitted requests are until they end; see PendingRequests."""
+    """A place of submitted requests until they end; see PendingRequests."""
 
     semaphore: FairSemaphore
     workers: Workers
@@ -204,8 +205,9 @@ class RequestFuture(Future[list[Tensor]]):
         wake.acquire()
         self.when_done(lambda _: open_lock(wake))
         left_s = -1.0 if timeout_s is None else min(max(0.0, timeout_s), threading.TIMEOUT_MAX)
-        if not wake.acquire(timeout=left_s):
-            raise TimeoutError
+        with lent():
+            if not wake.acquire(timeout=left_s):
+                raise TimeoutError
 
     def when_done(self, call: Callable[[object], None]) -> None:
         """Call back when it is done, in whatever thread ends it; to be quick."""
@@ -275,6 +277,19 @@ class RequestFuture(Future[list[Tensor]]):
         pending, waiter = self._pending, self._waiter
         if pending is not None and waiter is not None and pending.semaphore.withdraw(waiter):
             self.fail(ModelStateError(reason))
+
+    def give_way(self, error: QueueFull) -> bool:
+        """End it with an error, if it stands in the queue; return whether."""
+        return undisturbed(partial(self._give_way, error))
+
+    def _give_way(self, error: QueueFull) -> bool:
+        pending, waiter = self._pending, self._waiter
+        if pending is None or waiter is None:
+            return False
+        if not pending.semaphore.is_queued(waiter) or not pending.semaphore.withdraw(waiter):
+            return False
+        self.fail(QueueFull(f"one of a higher priority has its place: {error}"))
+        return True
 
     def _withdrawn(self) -> bool:
         """Return whether it does not run, and now will not, or runs to no purpose."""
@@ -382,6 +397,8 @@ def outcome_of(error: BaseException) -> str:
     """Return what an error means in the statistics."""
     if isinstance(error, Cancelled):
         return "cancelled"
+    if isinstance(error, QueueFull):
+        return "refused"
     return "expired" if isinstance(error, DeadlineExceeded) else "failed"
 
 

@@ -1,6 +1,6 @@
 """The queue where all requests for a model meet: by priority, then first come, first served.
 
-A thread that finds a free slot runs the model itself. Who must wait is served by a worker; what is
+A thread that finds a free slot runs the model itself. Others are served by a worker; what is
 submitted waits in the same queue.
 """
 
@@ -10,11 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-import numpy as np
-
-from engine.config.checks import require
+from engine.config.checks import require, require_seconds
 from engine.errors import DeadlineExceeded, EngineError, ModelStateError, QueueFull
 from engine.host.fair_semaphore import CallbackWaiter, FairSemaphore
 from engine.host.interrupts import in_main_thread, raised_by_handler, undisturbed
@@ -31,6 +30,7 @@ from engine.serving.request_future import (
     outcome_of,
     run_of,
 )
+from engine.serving.shared_cpus import lent
 from engine.serving.statistics import Recorder
 from engine.serving.threads import HandOff
 from engine.tensor import Tensor
@@ -168,8 +168,9 @@ class RequestQueue(Generic[R]):
                     request = self.runnable.batcher.request(inputs, priority)
                 served = None
                 extra = self.runnable.extra(inputs)
-                if has_handlers or not semaphore.try_acquire(request, extra):
-                    served = self._served(run, request, deadline_s, cancel, priority, extra)
+                if has_handlers or not semaphore.try_acquire(request, extra, priority):
+                    with lent():
+                        served = self._served(run, request, deadline_s, cancel, priority, extra)
                 if served is not None:
                     results, admitted_s = served
                 else:
@@ -235,12 +236,14 @@ class RequestQueue(Generic[R]):
         if request is None and not is_short and not in_main_thread():
             hand_off = HandOff(run, priority)
             try:
-                if self.pending.hand_off(hand_off, limit):
+                queue = partial(self.pending.hand_off, hand_off, limit)
+                if self.pending.with_room(priority, queue):
                     results = hand_off.results_by(self.semaphore, deadline_s, cancel)
                     return results, hand_off.run_s
             finally:
                 self.pending.forget(hand_off)
-        if self.semaphore.acquire(deadline_s, cancel, request, limit, priority, extra):
+        arguments = deadline_s, cancel, request, limit, priority, extra
+        if self.pending.with_room(priority, partial(self.semaphore.acquire, *arguments)):
             return None
         assert request is not None
         return request.results or [], request.began_s
@@ -439,10 +442,4 @@ class _SlotWaiter(CallbackWaiter):
 
 
 def _seconds(timeout_s: object) -> float:
-    number = isinstance(timeout_s, int | float | np.integer | np.floating)
-    if not number or isinstance(timeout_s, bool):
-        raise TypeError(f"timeout_s must be a number of seconds, but got {type(timeout_s)}")
-    assert isinstance(timeout_s, int | float | np.integer | np.floating)
-    if not timeout_s > 0:
-        raise ValueError(f"timeout_s must be above 0 s, but got {timeout_s}")
-    return float(min(timeout_s, threading.TIMEOUT_MAX))
+    return min(require_seconds("timeout_s", timeout_s), threading.TIMEOUT_MAX)

@@ -13,6 +13,7 @@ from engine.host import fork
 from engine.host.imports import ready
 from engine.host.interrupts import undisturbed
 from engine.model.handle import FORKED, Handle
+from engine.runtime.descriptions import Specs
 from engine.runtime.extensions import unseen
 from engine.serving.statistics import Recorder, RunnerStatistics
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from engine.serving.request_future import RequestFuture
     from engine.serving.request_queue import RequestQueue
     from engine.tensor import Tensor
-    from engine.types import CancelToken
+    from engine.types import CancelToken, Placement
     from engine.typing import Inputs
 
 CLOSED = "the runner is closed; build a new one"
@@ -70,7 +71,7 @@ class Runner(Handle):
         Raises QueueFull where `when_full` says so; otherwise it waits for room, no longer than
         the request may take.
         """
-        # What a signal handler raises in the main thread must not come between the steps of this.
+        # A signal handler's exception in the main thread must not come between the steps of this.
         return undisturbed(
             lambda: self._free_queue().submit(
                 inputs, timeout_s, cancel, priority=priority, request_id=request_id
@@ -149,6 +150,63 @@ class Runner(Handle):
             sum(queue.semaphore.running for queue in queues),
             batching,
         )
+
+    # ------------------------------------------------------------------------------------- facts
+
+    @property
+    def inputs(self) -> Specs:
+        """The inputs as the model declares them. Raises ModelStateError without a built model."""
+        return Specs(self._built_model().inputs)
+
+    @property
+    def outputs(self) -> Specs:
+        """The outputs, likewise."""
+        return Specs(self._built_model().outputs)
+
+    @property
+    def placement(self) -> list[Placement]:
+        """Return where each node of the model runs, on one of the runner's devices.
+
+        See Model.placement. Raises ModelStateError where the runner is not built, or closed.
+        """
+        return [*self._built_model().placement]
+
+    def _built_model(self) -> Any:
+        """Return what has the model's inputs, outputs and placement. Raises ModelStateError."""
+        raise NotImplementedError
+
+    @property
+    def shares_runs(self) -> bool:
+        """True where requests may share a run; `statistics().batching` says why, or why not."""
+        return False
+
+    @property
+    def is_in_process(self) -> bool:
+        """True where requests run in this process, and so for as long as it lives."""
+        return False
+
+    @property
+    def is_ready(self) -> bool:
+        """True where a request would be run now: `why_not_ready` is empty. Does not wait."""
+        return not self.why_not_ready
+
+    @property
+    def why_not_ready(self) -> str:
+        """Return why no request would be run now; "" where one would. Does not wait.
+
+        The runner is not built, or closed; or it has no process to run a request in: the last has
+        ended, and another is being started.
+        """
+        if self._why_not or not self._queues:
+            return self._why_not or CLOSED
+        try:
+            return self._lost()
+        except ModelStateError as error:  # another thread has closed it meanwhile
+            return str(error)
+
+    def _lost(self) -> str:
+        """Return how the processes were lost that run requests; "" where there are some."""
+        raise NotImplementedError
 
     # ----------------------------------------------------------------------------------- the end
 

@@ -70,7 +70,7 @@ class Admission(CallbackWaiter):
 
 
 class Ready(Protocol):
-    """What a worker takes: work that has a slot, or the end of what another has begun.
+    """A worker's next step: work that has a slot, or the end of what another has begun.
 
     once: held by the worker that has it.
     """
@@ -79,7 +79,7 @@ class Ready(Protocol):
 
     @property
     def work(self) -> Any:
-        """What runs it: see Work."""
+        """The work that runs it: see Work."""
 
 
 class Workers:

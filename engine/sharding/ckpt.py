@@ -16,6 +16,7 @@ from engine.errors import ModelError
 from engine.formats.onnx import limits
 from engine.formats.onnx.writer import head, number
 from engine.formats.protobuf import Budget, WireError, fields, signed, varints
+from engine.sharding.files import Malformed, text_of
 from engine.sharding.stored import MOST_BYTES, Array, Checkpoint, Stored, ToWrite, bytes_of
 from engine.types import DType
 
@@ -61,20 +62,16 @@ def read(path: Path, view: memoryview, crc_check: bool) -> Checkpoint:
             "MindSpore; copy the file again (and look at dec_mode, if it is encrypted)",
             name,
         ) from error
-    except _Malformed as error:
+    except Malformed as error:
         raise ModelError(f"{path}: {error}", name) from error
     if not found:
         raise ModelError(f"{path}: holds no parameters; expected a checkpoint of MindSpore", name)
     for stored in found.values():
         try:
             found[stored.name] = _checked(stored)
-        except _Malformed as error:
+        except Malformed as error:
             raise ModelError(f"{path}: {error}", name) from error
     return Checkpoint(path, found)
-
-
-class _Malformed(ValueError):
-    """A value that is readable, but contradicts itself."""
 
 
 def _value(view: memoryview, budget: Budget) -> Stored:
@@ -82,7 +79,7 @@ def _value(view: memoryview, budget: Budget) -> Stored:
     pieces: list[memoryview] = []
     for key, value in fields(view, budget):
         if key == _TAG:
-            name = _text(value)
+            name = text_of(value)
         elif key == _MAP_TENSOR:
             kind, pieces = "maptensor", [value]
         elif key == _TENSOR:
@@ -92,19 +89,12 @@ def _value(view: memoryview, budget: Budget) -> Stored:
                 elif inner == _DIMS_PACKED:
                     shape += map(signed, varints(part, budget))
                 elif inner == _TYPE:
-                    kind = _text(part)
+                    kind = text_of(part)
                 elif inner == _CONTENT:
                     pieces.append(part)
     if len(shape) > limits.RANK or any(dim < 0 for dim in shape):
-        raise _Malformed(f"parameter {name!r} has the dims {str(shape)[:60]}")
+        raise Malformed(f"parameter {name!r} has the dims {str(shape)[:60]}")
     return Stored(name, None, tuple(shape), pieces, kind)
-
-
-def _text(view: memoryview) -> str:
-    try:
-        return str(view, "utf-8")
-    except UnicodeDecodeError:
-        raise _Malformed(f"has a name that is no text: {bytes(view[:40])!r}") from None
 
 
 def _add(found: dict[str, Stored], value: Stored) -> None:
@@ -114,7 +104,7 @@ def _add(found: dict[str, Stored], value: Stored) -> None:
         found[value.name] = value
         return
     if (before.shape, before.kind) != (value.shape, value.kind):
-        raise _Malformed(
+        raise Malformed(
             f"parameter {value.name!r} comes twice, as {before.kind}{list(before.shape)} and as "
             f"{value.kind}{list(value.shape)}"
         )
@@ -129,7 +119,7 @@ def _checked(stored: Stored) -> Stored:
         return stored
     shape, nbytes = stored.shape, stored.nbytes
     if prod(dim or 1 for dim in shape) * dtype.bits // 8 > MOST_BYTES:
-        raise _Malformed(f"parameter {stored.name!r} has the dims {str(shape)[:60]}")
+        raise Malformed(f"parameter {stored.name!r} has the dims {str(shape)[:60]}")
     if shape == (0,) and nbytes:  # how a scalar is written
         shape = ()
     elements = prod(shape)
@@ -139,7 +129,7 @@ def _checked(stored: Stored) -> Stored:
         DType.FLOAT32 if dtype is DType.BFLOAT16 and elements and nbytes == 2 * wanted else None
     )
     if nbytes != wanted and widened is None:
-        raise _Malformed(
+        raise Malformed(
             f"parameter {stored.name!r} is {stored.kind}{list(shape)}, {wanted:,} bytes, but its "
             f"data has {nbytes:,} bytes; copy the file again"
         )

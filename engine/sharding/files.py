@@ -21,6 +21,18 @@ class NotAFolder(ModelError, NotADirectoryError):
     """A folder was expected. MindSpore raises NotADirectoryError."""
 
 
+class Malformed(ValueError):
+    """A file that is readable, but contradicts itself, or does not say what one must."""
+
+
+def text_of(view: memoryview) -> str:
+    """Return a name in a file. Raises Malformed."""
+    try:
+        return str(view, "utf-8")
+    except UnicodeDecodeError:
+        raise Malformed(f"has a name that is no text: {bytes(view[:40])!r}") from None
+
+
 def read_file(path: Path, wanted: str) -> bytes | mmap.mmap:
     """Read a small file, map a large one. wanted: what is expected, for errors (ModelError)."""
     name = str(path)

@@ -335,7 +335,7 @@ def parts_for(
     """Yield all that a target rank is to hold, in the order of the files.
 
     passed: the ranks whose files are looked through; what no strategy knows is passed on.
-    What the source's strategy knows and the target's does not is no parameter of the target, but
+    A name that only the source's strategy knows is no parameter of the target, but
     the state of an optimizer or the like: it is left out.
     """
     source, stage = sources.arrangement, target.place(rank)[0]

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from engine.errors import ModelError, one_line
 from engine.formats.onnx import limits
+from engine.sharding.files import Malformed
 from engine.sharding.stored import MOST_BYTES, Array, Checkpoint, Stored, ToWrite, bytes_of
 from engine.types import DType
 
@@ -42,7 +43,7 @@ def read(path: Path, view: memoryview, crc_check: bool) -> Checkpoint:
         _check_places(header, len(data))
         if crc_check and "crc_num" in metadata:
             _check_sum(tensors, str(metadata["crc_num"]))
-    except _Malformed as error:
+    except Malformed as error:
         raise ModelError(
             f"{path}: {error}; expected a safetensors file; copy the file again", str(path)
         ) from error
@@ -51,25 +52,21 @@ def read(path: Path, view: memoryview, crc_check: bool) -> Checkpoint:
     return Checkpoint(path, tensors, {str(key): str(value) for key, value in metadata.items()})
 
 
-class _Malformed(ValueError):
-    """A file that contradicts itself."""
-
-
 def _header(view: memoryview) -> tuple[dict[str, Any], memoryview]:
     if len(view) < _LENGTH.size:
-        raise _Malformed(f"damaged: {len(view)} bytes, too few for a header")
+        raise Malformed(f"damaged: {len(view)} bytes, too few for a header")
     [length] = _LENGTH.unpack(view[: _LENGTH.size])
     start = _LENGTH.size + length
     if length > _HEADER_BYTES or start > len(view):
-        raise _Malformed(
+        raise Malformed(
             f"damaged: claims a header of {length:,} bytes, and has {len(view) - _LENGTH.size:,}"
         )
     try:
         header = json.loads(bytes(view[_LENGTH.size : start]))
     except (ValueError, RecursionError) as error:
-        raise _Malformed(f"damaged: its header is no JSON: {one_line(error)}") from error
+        raise Malformed(f"damaged: its header is no JSON: {one_line(error)}") from error
     if not isinstance(header, dict) or not isinstance(header.get("__metadata__", {}), dict):
-        raise _Malformed("damaged: its header is no JSON object of tensors")
+        raise Malformed("damaged: its header is no JSON object of tensors")
     return header, view[start:]
 
 
@@ -78,25 +75,25 @@ def _tensor(name: str, entry: object, data: memoryview) -> Stored:
     kind = described.get("dtype")
     shape, place = _sizes(described.get("shape")), _sizes(described.get("data_offsets"))
     if not isinstance(kind, str) or shape is None or place is None or len(place) != 2:
-        raise _Malformed(f"damaged: parameter {name!r} is described by {str(entry)[:80]}")
+        raise Malformed(f"damaged: parameter {name!r} is described by {str(entry)[:80]}")
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise _Malformed(f"damaged: has a name that is no text: {name!r}") from None
+        raise Malformed(f"damaged: has a name that is no text: {name!r}") from None
     start, end = place
     if not start <= end <= len(data):
-        raise _Malformed(
+        raise Malformed(
             f"damaged: parameter {name!r} wants bytes {start:,} to {end:,} of {len(data):,}"
         )
     if len(shape) > limits.RANK:
-        raise _Malformed(f"parameter {name!r} has {len(shape)} dims")
+        raise Malformed(f"parameter {name!r} has {len(shape)} dims")
     dtype = _TYPES.get(kind)
     if dtype is not None:
         if prod(size or 1 for size in shape) * dtype.bits // 8 > MOST_BYTES:
-            raise _Malformed(f"damaged: parameter {name!r} has the dims {str(shape)[:60]}")
+            raise Malformed(f"damaged: parameter {name!r} has the dims {str(shape)[:60]}")
         wanted = prod(shape) * dtype.bits // 8
         if wanted != end - start:
-            raise _Malformed(
+            raise Malformed(
                 f"damaged: parameter {name!r} is {dtype}{list(shape)}, {wanted:,} bytes, but its "
                 f"data has {end - start:,} bytes"
             )
@@ -112,19 +109,19 @@ def _sizes(value: object) -> tuple[int, ...] | None:
 
 
 def _check_places(header: dict[str, Any], total: int) -> None:
-    """Raise _Malformed where two tensors share bytes, or some bytes are no tensor's."""
+    """Raise Malformed where two tensors share bytes, or some bytes are no tensor's."""
     end = 0
     for name, (start, stop) in sorted(
         ((name, entry["data_offsets"]) for name, entry in header.items()), key=lambda item: item[1]
     ):
         if start != end:
-            raise _Malformed(
+            raise Malformed(
                 f"damaged: parameter {name!r} begins at byte {start:,} of the data; expected "
                 f"{end:,}"
             )
         end = stop
     if end != total:
-        raise _Malformed(f"damaged: {total:,} bytes of data, of which tensors take {end:,}")
+        raise Malformed(f"damaged: {total:,} bytes of data, of which tensors take {end:,}")
 
 
 def _check_sum(tensors: dict[str, Stored], wanted: str) -> None:
@@ -134,7 +131,7 @@ def _check_sum(tensors: dict[str, Stored], wanted: str) -> None:
         checksum = zlib.crc32(name.encode(), checksum)
         checksum = zlib.crc32(tensors[name].pieces[0], checksum)
     if str(checksum) != wanted:
-        raise _Malformed("damaged: its checksum is not that of its content")
+        raise Malformed("damaged: its checksum is not that of its content")
 
 
 def write(file: BinaryIO, tensors: Sequence[ToWrite], value_of: Callable[[ToWrite], Array]) -> None:

@@ -1,4 +1,4 @@
-"""How operators split, for `infer_predict_layout` only: the dimensions that are one axis.
+"""Splits of operators, for `infer_predict_layout` only: the dimensions that are one axis.
 
 The slicer's rules are in `engine/layouts/rules/`: they need sizes, and divide one axis at a time. A
 strategy that is inferred here may split several, in the order of MindSpore's device matrix.

@@ -70,7 +70,7 @@ class Arrangement:
                 layout.check()
             except LayoutError as error:
                 raise ModelError(f"{source}: parameter {plain!r}: {error}", source) from error
-            # What does not say where the parts are goes: equal layouts are worked out once.
+            # Fields that do not say where the parts are go: equal layouts are worked out once.
             bare = layout._replace(pipeline_stages=(0,), indices_offset=(), tensor_shape=())
             for stage in stages:
                 self._by_name.setdefault(plain, {})[stage] = bare

@@ -14,7 +14,7 @@ from engine.errors import ModelError, one_line
 from engine.formats.onnx import limits
 from engine.formats.onnx.writer import head, number
 from engine.formats.protobuf import Budget, WireError, fields, signed, varints
-from engine.sharding.files import read_file, write_file
+from engine.sharding.files import Malformed, read_file, text_of, write_file
 from engine.sharding.layout import Layout, NodeStrategy
 
 # node_strategy.proto: fields as keys (number << 3 | wire type).
@@ -44,7 +44,7 @@ def read(path: Path) -> Contents:
     except WireError as error:
         at = error.offset(memoryview(data))
         raise ModelError(f"{path}: damaged at byte {at:,}: {error}; {_HINT}", str(path)) from error
-    except _Malformed as error:
+    except Malformed as error:
         raise ModelError(f"{path}: {error}; {_HINT}", str(path)) from error
 
 
@@ -55,10 +55,6 @@ def write(contents: Contents, path: Path) -> None:
     else:
         content = _to_protobuf(contents)
     write_file(path, content)
-
-
-class _Malformed(ValueError):
-    """A strategy file that is readable, but does not say what one must."""
 
 
 # ------------------------------------------------------------------------------------ protobuf
@@ -79,7 +75,7 @@ def _from_protobuf(view: memoryview, source: str) -> Contents:
             name, inner = _item(value, budget)
             layouts[name] = _layout(inner, budget)
     if not nodes and not layouts:
-        raise _Malformed("has neither a strategy of an operator nor a layout of a parameter")
+        raise Malformed("has neither a strategy of an operator nor a layout of a parameter")
     return nodes, layouts, stage, source
 
 
@@ -87,11 +83,11 @@ def _item(view: memoryview, budget: Budget) -> tuple[str, memoryview]:
     name, inner = "", view[:0]
     for key, value in fields(view, budget):
         if key == _ITEM_NAME:
-            name = _text(value)
+            name = text_of(value)
         elif key == _ITEM_VALUE:
             inner = value
     if not name:
-        raise _Malformed("has an entry without a name")
+        raise Malformed("has an entry without a name")
     return name, inner
 
 
@@ -128,13 +124,6 @@ def _dims(view: memoryview, budget: Budget) -> Iterator[int]:
 def _int32(value: int) -> int:
     """Return a number as its writer meant it: -1 may come as 32 or as 64 bits."""
     return value - (1 << 32) if 1 << 31 <= value < 1 << 32 else signed(value)
-
-
-def _text(view: memoryview) -> str:
-    try:
-        return str(view, "utf-8")
-    except UnicodeDecodeError:
-        raise _Malformed(f"has a name that is no text: {bytes(view[:40])!r}") from None
 
 
 def _to_protobuf(contents: Contents) -> bytes:
@@ -179,9 +168,9 @@ def _from_json(content: bytes, source: str) -> Contents:
     try:
         whole = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise _Malformed(f"is no JSON: {one_line(error)}") from error
+        raise Malformed(f"is no JSON: {one_line(error)}") from error
     if not isinstance(whole, dict):
-        raise _Malformed(f"holds {type(whole).__name__}; expected an object")
+        raise Malformed(f"holds {type(whole).__name__}; expected an object")
     nodes = {
         name: NodeStrategy(
             tuple(map(tuple, _checked(item, "parallel_strategy", name, _is_lists, ()))),
@@ -193,7 +182,7 @@ def _from_json(content: bytes, source: str) -> Contents:
     for name, item in _section(whole, "parallel_layout_item"):
         for key in _IN_EVERY_LAYOUT:
             if key not in item:
-                raise _Malformed(f"parameter {name!r} has no {key!r}")
+                raise Malformed(f"parameter {name!r} has no {key!r}")
         layouts[name] = Layout(
             **{
                 field: _number_or_list(item, key, name)
@@ -202,17 +191,17 @@ def _from_json(content: bytes, source: str) -> Contents:
             }
         )
     if not nodes and not layouts:
-        raise _Malformed("has neither a strategy of an operator nor a layout of a parameter")
+        raise Malformed("has neither a strategy of an operator nor a layout of a parameter")
     return nodes, layouts, _checked(whole, "current_stage", "the file", _is_int, 0), source
 
 
 def _section(whole: Mapping[str, Any], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     section = whole.get(key) or {}
     if not isinstance(section, dict):
-        raise _Malformed(f"{key!r} is {type(section).__name__}; expected an object")
+        raise Malformed(f"{key!r} is {type(section).__name__}; expected an object")
     for name, item in section.items():
         if not isinstance(item, dict):
-            raise _Malformed(f"{key!r}: {name!r} is {type(item).__name__}; expected an object")
+            raise Malformed(f"{key!r}: {name!r} is {type(item).__name__}; expected an object")
         yield name, item
 
 
@@ -227,7 +216,7 @@ def _checked(
 ) -> Any:
     value = item.get(key, default)
     if value is not default and not fits(value):
-        raise _Malformed(f"{name!r}: {key!r} is {str(value)[:60]}; expected whole numbers")
+        raise Malformed(f"{name!r}: {key!r} is {str(value)[:60]}; expected whole numbers")
     return value
 
 

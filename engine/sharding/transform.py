@@ -377,5 +377,8 @@ def _write(
 
 
 convert_checkpoints = transform_checkpoints
+"""MindSpore's newer name of `transform_checkpoints`."""
 convert_checkpoint_by_rank = transform_checkpoint_by_rank
+"""MindSpore's newer name of `transform_checkpoint_by_rank`."""
 rank_list_for_convert = rank_list_for_transform
+"""MindSpore's newer name of `rank_list_for_transform`."""

@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from engine.config.checks import require, require_shape
 from engine.errors import InputError
@@ -84,7 +85,7 @@ class Tensor:
             require("dtype", dtype, DataType)
         self._value = None
         self._description = Description()
-        if isinstance(tensor, np.ndarray):
+        if isinstance(tensor, ndarray):
             self._wrap(tensor, shape, dtype)
         elif isinstance(tensor, Tensor):
             self._copy(tensor, shape, dtype)
@@ -135,7 +136,7 @@ class Tensor:
             )
         self._description = Description(other.name, other.dtype, tuple(other.shape), other.format)
         value = other._value
-        if isinstance(value, np.ndarray):
+        if isinstance(value, ndarray):
             self._value = value.copy()
         elif value is not None:
             ready("engine.tensor.memory")
@@ -180,7 +181,7 @@ class Tensor:
         tensor wraps an array of the user's.
         """
         value = self._value
-        if isinstance(value, np.ndarray):
+        if isinstance(value, ndarray):
             return DataType.from_numpy(value.dtype)
         if value is not None:
             return DataType.__members__.get(value.dtype.name, DataType.UNKNOWN)
@@ -256,7 +257,7 @@ class Tensor:
     def device(self) -> str:
         """The device that the data is on, as "gpu:0"; "None:-1" for the host."""
         value = self._value
-        if isinstance(value, np.ndarray):
+        if isinstance(value, ndarray):
             return "None:-1"
         device = self._description.device if value is None else value.device
         return "None:-1" if device is None else str(device)
@@ -271,7 +272,7 @@ class Tensor:
         Raises InputError where that much memory cannot be had, TypeError for dtype UNKNOWN.
         """
         value = self._value
-        if isinstance(value, np.ndarray):
+        if isinstance(value, ndarray):
             return value
         if value is not None:
             ready("engine.tensor.memory")
@@ -334,7 +335,7 @@ class Tensor:
         Raises TypeError for anything but a numpy array of a supported dtype, RuntimeError
         (InputError) where dtype or size differ.
         """
-        if not isinstance(numpy_obj, np.ndarray):
+        if not isinstance(numpy_obj, ndarray):
             raise TypeError(
                 f"numpy_obj must be numpy.ndarray, but got {type(numpy_obj)}.{array_of(numpy_obj)}"
             )
@@ -374,7 +375,7 @@ class Tensor:
         array = plain(numpy_obj)
         value = self._value
         device = self._description.device if value is None else getattr(value, "device", None)
-        if device is not None and not isinstance(value, np.ndarray):
+        if device is not None and not isinstance(value, ndarray):
             ready("engine.tensor.memory")
             from engine.tensor import memory
 
@@ -403,6 +404,8 @@ class Tensor:
         return in_one_line(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if dtype is None and not copy and type(self._value) is ndarray:
+            return self._value
         array = self.get_data_to_numpy()
         if copy is False and array is not self._value:
             raise ValueError(f"a tensor on {self.device} as an array needs a copy")
@@ -445,7 +448,7 @@ class Tensor:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The memory as CUDA libraries for Python take it; only there for data on a GPU."""
         value = self._value
-        if value is None or isinstance(value, np.ndarray) or value.device.type != "gpu":
+        if value is None or isinstance(value, ndarray) or value.device.type != "gpu":
             raise AttributeError(f"a tensor on {self.device} has no __cuda_array_interface__")
         ready("engine.tensor.dlpack")
         from engine.tensor import dlpack

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from numpy import ndarray
 
 from engine.host.imports import ready
 from engine.tensor.description import Array, Description
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from engine.types import DeviceBuffer
 
 new = object.__new__
+
+# numpy's flag bits (NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_ALIGNED): what a runtime can read in place.
+PLAIN = 0x0001 | 0x0100
 
 
 def value_of(tensor: Tensor) -> Array | DeviceBuffer | None:
@@ -62,10 +65,10 @@ def as_expected(inputs: list[Any], expected: Sequence[tuple[Any, Any]]) -> list[
     for item, (dtype, shape) in zip(inputs, expected):
         array: Any = item._value if type(item) is Tensor else item
         if (
-            type(array) is not np.ndarray
+            type(array) is not ndarray
             or array.dtype is not dtype
             or array.shape != shape
-            or not array.flags.carray
+            or not ((flags := array.flags).carray or flags.num & PLAIN == PLAIN)  # or read-only
         ):
             return None
         arrays.append(array)
@@ -99,7 +102,7 @@ def arrays_by_name(tensors: Iterable[Tensor]) -> dict[str, Array]:
     """Return the arrays of tensors by the tensors' names."""
     return {
         tensor._description.name: value
-        if type(value := tensor._value) is np.ndarray
+        if type(value := tensor._value) is ndarray
         else tensor.get_data_to_numpy()
         for tensor in tensors
     }

@@ -146,7 +146,7 @@ class CompileCache:
 
         For the cache of one build; `unwritten` then has it.
         """
-        self._leaves = self.mode is Mode.ON and can_start_processes()
+        self._leaves = self.mode is Mode.ON
 
     @property
     def unwritten(self) -> Unwritten | None:
@@ -195,7 +195,7 @@ class CompileCache:
     ) -> Compiled:
         """Compile a model: what its entry holds; or the model itself, making the entry.
 
-        What is wrong with the cache is a warning, and the model is built without it. loaded: see
+        A fault of the cache is a warning, and the model is built without it. loaded: see
         CompiledForms. build: compiles it.
         """
         # Only of what is compiled first; what others then run, whole or in parts, is written now.
@@ -212,8 +212,8 @@ class CompileCache:
             sketched = sketch(key, source)
             if store.is_formless(sketched):
                 return build(backend, source, options)
-            if leaves and self._is_left(store, key, source, options):
-                # What it finds out for the machine, who writes the entry finds there.
+            if leaves and can_start_processes() and self._is_left(store, key, source, options):
+                # The writer of the entry finds there what this finds out for the machine.
                 own = replace(options, cache_folder=store.shared(key["backend"]))
                 made = build(backend, source, own, loaded)
                 if made[0] is not None:
@@ -255,7 +255,7 @@ class CompileCache:
     ) -> bool:
         """Return whether a model is built without an entry, which is written afterwards.
 
-        Another process has to read the same model from its file. What is compiled for a device
+        Another process has to read the same model from its file. Compiling for a device
         costs as much once more; on the host it costs less than to write the entry.
         """
         if weights_bytes(source) < MIN_BYTES or store.is_read_only:
@@ -284,7 +284,7 @@ class CompileCache:
 
         try:
             digests = self.store().digests
-            known = digests.known() if self._leaves else digests
+            known = digests.known() if self._leaves and can_start_processes() else digests
             return replace(source, digest=model_digest(known, source))
         except Unhashed:  # nothing of it was kept, unless of a copy; the compiled form may be left
             return source

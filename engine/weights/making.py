@@ -50,7 +50,7 @@ class Work(Generic[T]):
 def found_or_made(store: Store, may_write: bool, work: Work[T]) -> T:
     """Return what is read from the entry; or what is made, making the entry where it may.
 
-    What is wrong with the entry, or with the disk, is a warning. Raises CacheUnusable.
+    A fault of the entry, or of the disk, is a warning. Raises CacheUnusable.
     """
     identity = work.identity
     if not may_write and store.version(identity) is None:  # a read-only disk has no lock of it

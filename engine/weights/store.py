@@ -351,7 +351,7 @@ class Store:
     def prune(self, max_bytes: int) -> list[Entry]:
         """Remove the entries that were not used for longest until the rest fits; return them.
 
-        A file that several have counts once. What backends share between models is removed by the
+        A file that several have counts once. Files that backends share between models go by the
         same rule, and also what killed processes have left. An entry that is being opened or
         written stays.
         """

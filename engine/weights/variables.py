@@ -1,6 +1,6 @@
 """The variable weights of a model: which they are, and what an update of them says.
 
-How new values reach what runs is not known here: see `engine.model.update` and
+The way of new values to what runs is not known here: see `engine.model.update` and
 `engine.plan.weights`.
 """
 

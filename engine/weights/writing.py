@@ -83,7 +83,7 @@ _is_ending = False
 def write_afterwards(unwritten: Unwritten, reopen: Callable[[], None]) -> None:
     """Have an entry written, and then call `reopen`, in a thread; that may raise.
 
-    What is wrong with the cache is a warning.
+    A fault of the cache is a warning.
     """
     writing = _Writing(unwritten._replace(source=_anywhere(unwritten.source)), reopen, None)
     try:
@@ -258,7 +258,7 @@ os.register_at_fork(after_in_child=_forget)
 def _trim_thread() -> None:
     """Do as `trim`, also for the end of the calling thread's own heap, which that leaves alone.
 
-    What is at its end is taken in pieces, of which the last keeps the others from being its end.
+    The memory at its end is taken in pieces: the last keeps the others from being its end.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "malloc_trim"):

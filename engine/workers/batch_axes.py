@@ -1,4 +1,4 @@
-"""Which axis of each input and output of a model is the batch."""
+"""The axis of each input and output of a model that is the batch."""
 
 from __future__ import annotations
 

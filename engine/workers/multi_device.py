@@ -16,6 +16,7 @@ from engine.config.checks import (
     require,
     require_int,
     require_list,
+    require_seconds,
     require_watchers,
 )
 from engine.config.reader import configuration
@@ -119,7 +120,8 @@ class MultiDeviceRunner(Runner):
             raise ValueError(f"device_ids must be one or more numbers from 0, but got {devices}")
         context = Context() if context is None else require("context", context, Context)
         if hang_timeout_s is not None:
-            hang_timeout_s = _seconds("hang_timeout_s", hang_timeout_s)
+            limit_s = require_seconds("hang_timeout_s", hang_timeout_s)
+            hang_timeout_s = min(limit_s, threading.TIMEOUT_MAX)
         if require_int("queue_limit", queue_limit) < 1:
             raise ValueError(f"queue_limit must be 1 or more, but got {queue_limit}")
         if when_full not in ("wait", "raise"):
@@ -227,7 +229,7 @@ class MultiDeviceRunner(Runner):
     ) -> list[Tensor]:
         """Run the model on one request when its turn comes; see Model.predict.
 
-        timeout_s: waiting counts. cancel: a token. What does not stop in time is ended with its
+        timeout_s: waiting counts. cancel: a token. A run that does not stop is ended with its
         worker, which is started again. priority, request_id: see submit; for the runner's queue
         and observers, and not for the workers' backends.
         Raises what Model.predict raises, QueueFull where `when_full` says so, RequestRefused for a
@@ -239,6 +241,17 @@ class MultiDeviceRunner(Runner):
         """Return new tensors for the inputs; open axes are -1."""
         self._free_queue()
         return self._replicas.get_inputs()
+
+    def _lost(self) -> str:
+        """See Runner: on every device."""
+        return self._supervisor.why_none_is_ready()
+
+    def _built_model(self) -> Ready:
+        """Return what the first worker has said of the model. Raises ModelStateError."""
+        self._free_queue()
+        ready = self._supervisor.slots[0].ready
+        assert ready is not None, "it is built"
+        return ready
 
     def update_weights(self, weights: Update) -> None:
         """Exchange weights that were declared variable, in all workers between two requests.
@@ -303,11 +316,3 @@ class MultiDeviceRunner(Runner):
         fork.never_free(self._supervisor)
         self._updating = threading.Lock()
         super()._abandon()
-
-
-def _seconds(name: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number of seconds, but got {type(value)}")
-    if not value > 0:
-        raise ValueError(f"{name} must be above 0 s, but got {value}")
-    return float(min(value, threading.TIMEOUT_MAX))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 if TYPE_CHECKING:
     from engine.context import Context
     from engine.formats.opened import FileVersion
-    from engine.types import Device, Progress, TensorSpec, Value
+    from engine.types import Device, Placement, Progress, TensorSpec, Value
     from engine.typing import DecMode
     from engine.weights.variables import Update
 
@@ -118,6 +118,7 @@ class Ready(NamedTuple):
     keeps_deadlines, can_stop: its backends stop a run at a deadline, and when they are told to.
     data_files: as an assignment has them; empty on another machine. variable_weights: those that
     were declared. cuts: None where no proof was asked for. backends, devices: those that run it.
+    placement: where each node runs.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -129,6 +130,7 @@ class Ready(NamedTuple):
     cuts: Cuts | None = None
     backends: tuple[str, ...] = ()
     devices: tuple[Device, ...] = ()
+    placement: tuple[Placement, ...] = ()
 
 
 class Worker(Protocol):

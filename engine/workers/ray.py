@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.backends.install import pip_install
 from engine.errors import BackendUnavailable, one_line
-from engine.host.install import pip_install
 from engine.host.interrupts import raised_by_handler
 from engine.workers.protocol import Assignment, Lost, Ready
 from engine.workers.ray_actor import Actor

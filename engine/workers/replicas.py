@@ -69,7 +69,7 @@ class Replicas:
         self._slicing = Slicing(inputs, outputs, batch_axes, cuts, is_forced=is_forced)
         self._inputs = tuple(inputs)
         axes = self._slicing.axes.inputs
-        # What a worker gets is for the worker's model to check; a request may be larger.
+        # The worker's model checks what a worker gets; a request may be larger.
         self._signature = Signature(tuple(map(_of_any_size, inputs, axes)), outputs)
         self._descriptions = [description_for(spec) for spec in outputs]
         self._last = _Seen([(None, None)], 0)  # fits nothing; replaced as one, by any thread

@@ -80,6 +80,8 @@ class ServedModel:
             cuts = proven(recipe.opened_again, *specs, wanted.batch_axes)
             if cuts is not None and state_of(plan.source):
                 cuts = Cuts("it keeps state from one predict to the next")
+        listed = replace(plan.device, id=wanted.device_id)  # as the user numbers it
+        names = {str(plan.device): str(listed)}
         return Ready(
             *specs,
             keeps_deadlines,
@@ -88,9 +90,10 @@ class ServedModel:
             variable,
             cuts,
             description(plan, self._state.require_built().signature, "").backends,
+            tuple(listed if device == plan.device else device for device in plan.run_on),
             tuple(
-                replace(device, id=wanted.device_id) if device == plan.device else device
-                for device in plan.run_on
+                replace(node, device=names.get(node.device, node.device))
+                for node in self._model.placement
             ),
         )
 

@@ -1,8 +1,8 @@
 """All workers of a runner: who gets which, and what is done when one is lost.
 
 A part of a request goes to a worker that is free, first come, first served. Where its worker is
-lost, it goes to another one; where that is lost too, to one that has run nothing else. What has
-ended three workers is refused, so that it ends no more of them.
+lost, it goes to another one; where that is lost too, to one that has run nothing else. A part
+that has ended three workers is refused, so that it ends no more of them.
 """
 
 from __future__ import annotations
@@ -179,10 +179,15 @@ class Supervisor:
             error.args = (f"predict failed! {error}",)
             raise
         except DeadlineExceeded as error:
-            none_is_ready = not any(slot.is_ready for slot in self.slots)
-            why = f"; no worker is ready: {self._reasons()}" if none_is_ready else ""
-            error.args = (f"predict failed! {error}{why}",)
+            why = self.why_none_is_ready()
+            error.args = (f"predict failed! {error}{'; ' * bool(why)}{why}",)
             raise
+
+    def why_none_is_ready(self) -> str:
+        """Say why each worker is away; "" where one is ready, whoever holds it."""
+        if any(slot.is_ready for slot in self.slots):
+            return ""
+        return f"no worker is ready: {self._reasons()}"
 
     def _reasons(self) -> str:
         return "; ".join(f"{slot} {slot.why or 'starts'}" for slot in self.slots)

@@ -134,7 +134,7 @@ class WorkerSlot:
     @property
     def is_free(self) -> bool:
         """True where a worker is ready and nobody holds it."""
-        # Whether the worker has ended is not asked: that takes as long as all else here, and who
+        # The end of the worker is not asked for: that takes as long as all else here, and who
         # runs it, or the thread, sees it.
         return (
             self.state is WorkerState.READY

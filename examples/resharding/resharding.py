@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
     weights = train(folder)
     images = np.load(DIGITS / "test_images.npz")["image"]
 
-    # How the model is split to predict, as a strategy file.
+    # The split of the model to predict, as a strategy file.
     layouts = sharding.infer_predict_layout(MODEL, [images], PREDICTING)
     sharding.Strategy(layouts=layouts).save(folder / "predict.ckpt")
 

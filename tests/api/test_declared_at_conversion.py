@@ -55,7 +55,7 @@ def built(path: Path, context: Context, **config: dict[str, str]) -> Model:
 
 
 def whole(path: Path, weights: dict[str, np.ndarray]) -> np.ndarray:
-    """What onnx's own evaluator gives with other weights."""
+    """Return the result of onnx's own evaluator with other weights."""
     from onnx.reference import ReferenceEvaluator
 
     model = onnx.load(path)

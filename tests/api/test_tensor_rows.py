@@ -199,7 +199,7 @@ SHAPE = "user set shape is not equal numpy shape,"
         (lambda: Tensor(device="gpu:"), "device id should >= 0."),
         (lambda: Tensor(device="gpu:²"), "device id should >= 0."),
         (lambda: Tensor(device="gpu:" + "9" * 5000), "device id should >= 0."),
-        # What is wrong with the arguments is said before a device is looked for.
+        # Wrong arguments are refused before a device is looked for.
         (lambda: Tensor(ones(2), shape=[3], device="gpu:0"), SHAPE),
         (lambda: Tensor([1.0], device="gpu:0"), WANTED),
     ],

@@ -16,8 +16,8 @@ import pytest
 import engine
 from engine import backends
 from engine.backends import BackendState, advice, doors, names
+from engine.backends.install import pip_install
 from engine.backends.isolation.probe import probe, probe_all
-from engine.host.install import pip_install
 from engine_testing import models
 from engine_testing.plugins import install
 

@@ -10,10 +10,10 @@ import pytest
 
 from engine.backends import BackendState, doors
 from engine.backends.doors import CONFORMANCE, DOORS, EXTENSIONS, Door
+from engine.backends.install import pip_install
 from engine.backends.isolation.listing import plugins
 from engine.backends.isolation.probe import probe_doors
 from engine.backends.records import PluginRecord
-from engine.host.install import pip_install
 from engine_testing.plugins import install
 
 GOOD = "def wrap(model, predict):\n    return predict\n"

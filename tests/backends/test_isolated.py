@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from operator import gt, le
+from operator import le
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import children, wait_until
 
 import engine
 from engine import CancelToken, Model, Tensor
@@ -75,7 +76,7 @@ def engine_predict(context, inputs, outputs, deadline_s):
     return null.engine_predict(context, inputs, outputs, deadline_s)
 """
 
-# What a predict does by the first element of its input.
+# Acts of a predict, by the first element of its input.
 SEGFAULT, FPE, RAISE, UNSENDABLE, LOUD, ABORT = -1, -2, -3, -4, -5, -6
 PREDICT = """
         match x:
@@ -134,19 +135,8 @@ def left_as_it_was() -> Iterator[None]:
 
     before = held()
     yield
-    until = time.monotonic() + 60  # a thread that has nothing more to do ends soon
-    while any(map(gt, held(), before)) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert all(map(le, held(), before)), "threads, descriptors, processes"
-
-
-def children() -> set[int]:
-    """Return this process's children, ended ones that nobody has waited for among them."""
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError):  # the thread has ended meanwhile
-            found.update(map(int, (task / "children").read_text().split()))
-    return found
+    # A thread that has nothing more to do ends soon; threads, descriptors, processes.
+    wait_until(lambda: all(map(le, held(), before)))
 
 
 def isolated(path: Path, target: str, **more: Any) -> Model:
@@ -261,10 +251,49 @@ def test_a_worker_that_was_killed_before_a_predict_is_followed_by_another(shared
     np.testing.assert_array_equal(shared(X)["y"], 2 * X + 1)
 
 
+def isolated_runner(path: Path, target: str) -> engine.ModelParallelRunner:
+    context = engine.Context()
+    context.target, context.parallel.config_info = [target], ISOLATE
+    runner = engine.ModelParallelRunner()
+    runner.build_from_file(str(path), context, max_batch_size=1)
+    return runner
+
+
+def test_a_runner_is_not_ready_until_its_process_is_back_and_has_it_started_itself(
+    null_backend: str, tmp_path: Path
+) -> None:
+    others = children()
+    with isolated_runner(models.affine(tmp_path), null_backend) as runner:
+        assert (runner.is_ready, runner.is_in_process) == (True, False)
+        [before] = children() - others
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: not runner.is_ready)
+        assert runner.why_not_ready == (
+            "the model's process has ended, and another is being started"
+        )
+        wait_until(lambda: runner.is_ready)  # no predict asks for it
+        [y] = runner.predict([X])
+        np.testing.assert_array_equal(y.get_data_to_numpy(), 2 * X + 1)
+        assert before not in children()
+
+
+def test_a_runner_whose_process_cannot_be_started_says_why(odd, tmp_path: Path) -> None:
+    flag, others = tmp_path / "flag", children()
+    name = odd(load=f"assert not os.path.exists({str(flag)!r}), 'it is out of order'")
+    with isolated_runner(models.affine(tmp_path), name) as runner:
+        flag.touch()
+        [worker] = children() - others
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: "cannot be started again" in runner.why_not_ready)
+        assert "it is out of order" in runner.why_not_ready
+        flag.unlink()
+        wait_until(lambda: runner.is_ready)
+
+
 def test_a_worker_that_was_killed_before_a_predict_blames_no_node(
     null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where its end is seen in time by nobody: a predict begins as if it were alive."""
+    """If nobody sees its end in time, a predict begins as if it were alive."""
     with isolated(models.identity(tmp_path), null_backend) as model:
         x = np.array([1], np.float32)
         model(x)
@@ -413,10 +442,7 @@ def test_contexts_that_are_closed_leave_nothing_in_the_worker(shared: Model) -> 
         [y] = context.run([X], None, None)
         np.testing.assert_array_equal(y, 2 * X + 1)
         context.close()
-    until = time.monotonic() + 60
-    while len(list(descriptors.iterdir())) > before and time.monotonic() < until:
-        time.sleep(0.01)
-    assert len(list(descriptors.iterdir())) <= before
+    wait_until(lambda: len(list(descriptors.iterdir())) <= before)
 
 
 def cancelled_soon() -> CancelToken:

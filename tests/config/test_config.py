@@ -278,3 +278,12 @@ def test_a_star_stands_for_all_that_begin_so() -> None:
     keys = ("session.x", "session.", "session", "a", "A")
     declared = [key for key in keys if is_declared(key, ("a", "session.*"))]
     assert declared == ["session.x", "session.", "a"]
+
+
+def test_two_tunings_are_not_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "a.ini"
+    path.write_text("[tuned]\nmodel=1\n[cpu_context]\narithmetic=bfloat16\n")
+    both = {"tuned": {"model": "1"}}
+    assert configuration(str(path), both, "load")["tuned"] == {"model": "1"}
+    with pytest.raises(engine.ModelError, match=r"the dict each have a section \[tuned\]"):
+        configuration(str(path), {"tuned": {"model": "2"}}, "load")

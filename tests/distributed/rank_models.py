@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from graphs import of_nodes
+from onnx import NodeProto, TensorProto, helper
 
 from engine.formats.collectives import Part
 
@@ -37,23 +38,7 @@ def save(
     dtypes: Mapping[str, int] | None = None,
 ) -> Path:
     """Write a model; its inputs and outputs are float32 unless `dtypes` says otherwise."""
-    dtypes = dtypes or {}
-
-    def values(shapes: Mapping[str, Sequence[Any]]) -> list[Any]:
-        return [
-            helper.make_tensor_value_info(name, dtypes.get(name, TensorProto.FLOAT), shape)
-            for name, shape in shapes.items()
-        ]
-
-    graph = helper.make_graph(
-        list(nodes),
-        path.stem,
-        values(inputs),
-        values(outputs),
-        [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), path)
+    onnx.save(of_nodes(nodes, inputs, outputs, constants, dtypes=dtypes), path)
     return path
 
 

@@ -41,7 +41,7 @@ PARTS = "the model is one of 2 ranks' parts, which predict as often"
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list]]:
-    """What each of two ranks found."""
+    """The findings of each of two ranks."""
     folder: Path = tmp_path_factory.mktemp("bench")
     rank_models.sliced_mlp(folder)
     (folder / "main.py").write_text(BENCH)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import rank_models
 from processes import JOIN
+from waiting import is_alive, wait_until
 
 from engine.distributed.mpiexec import mpiexec_command
 from engine.distributed.new_table import new_table
@@ -62,18 +63,8 @@ def written(folder: Path, text: str, name: str = "main.py") -> Path:
     return path
 
 
-def has_ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 def wait_until_ended(pids: list[int]) -> None:
-    until = time.monotonic() + 60
-    while not all(map(has_ended, pids)):
-        assert time.monotonic() < until, "a process is left"
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 SPEAKS = """

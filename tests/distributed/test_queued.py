@@ -126,7 +126,7 @@ def test_a_backend_that_does_not_queue_is_called_without_a_stream(tmp_path: Path
 
 
 def test_results_on_the_device_are_complete_when_predict_returns(tmp_path: Path) -> None:
-    """What a collective writes into a buffer of the caller's, and into new memory."""
+    """A collective writes into a buffer of the caller's, and into new memory."""
     nodes = [node("Neg", "x", "a"), together("AllReduce", "a", "y")]
     path = save(tmp_path / "last.onnx", nodes, {"x": [2, 3]}, {"y": [2, 3]})
     device = null.fake_device()

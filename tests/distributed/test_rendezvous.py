@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import pytest
 import rank_models
+from waiting import wait_until
 
 import engine
 from engine.distributed import rendezvous
@@ -122,10 +123,7 @@ def process(
 def wait_for_sockets(folder: Path, count: int) -> None:
     """Wait until so many sockets of the job of a table are in use."""
     address = address_of(f"table-{read(folder / 'ranks.json').digest}")
-    until = time.monotonic() + LIMIT_S
-    while Path("/proc/net/unix").read_text().count(address) < count:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_until(lambda: Path("/proc/net/unix").read_text().count(address) >= count)
 
 
 def results(*children: subprocess.Popen[str]) -> list[tuple[int, str, str]]:
@@ -224,7 +222,7 @@ FAULTS = [
     ("another model", 1, "the models of rank 0 and rank 1 do not fit together"),
     ("the same part", 1, "rank 1 of 2 was given the part that was sliced for rank 0 of 2"),
 ]
-"""What rank 1 does, how it ends, and what rank 0 says of it."""
+"""Steps of rank 1, its end, and the words of rank 0 on it."""
 
 
 def timeout_of(says: str) -> dict[str, str]:

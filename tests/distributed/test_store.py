@@ -351,7 +351,7 @@ def test_a_name_whose_holder_does_not_accept_is_no_endless_wait(
 
 
 def test_a_rank_that_has_ended_is_waited_for_no_more(server: StoreServer) -> None:
-    """What it wrote is there; what it did not write is named at once, by its number in the job."""
+    """Its keys are there; a key that is missing is named at once, by its number in the job."""
     first, second = (connect(server.address, server.key) for _ in range(2))
     second.set("value of 1", b"1")
     group = GroupStore(first, "later")

@@ -64,6 +64,12 @@ binding = session.io_binding()
 binding.bind_cpu_input("x", X.ravel())
 binding.bind_output("y")
 refused(state.InvalidArgument, text, lambda: session.run_with_iobinding(binding))
+for value in (2.5, 2, True, np.float32(2.5), "2", b"2", ((1.0, 2.0, 3.0),)):
+    refused(RuntimeError, f"Unable to handle object of type {type(value)}: input 'x'",
+            lambda: session.run(None, {"x": value}))
+for values in ([["a", "b", "c"]], [[1.0], [2.0, 3.0]], [[None, None, 1j]]):
+    refused(RuntimeError, "Could not create tensor from given input list: input 'x': ",
+            lambda: session.run(None, {"x": values}))
 refused(ValueError, "Required inputs (['x']) are missing", lambda: session.run(None, {}))
 refused(state.NoSuchFile, "NO_SUCHFILE", lambda: ort.InferenceSession("none.onnx"))
 refused(state.InvalidProtobuf, "INVALID_PROTOBUF", lambda: ort.InferenceSession(b"text"))

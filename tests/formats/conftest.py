@@ -53,7 +53,7 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     return TensorSpec(value.name, DType(_name_of(tensor.elem_type)), shape, kind)
 
 
-# What exporters, and onnx's own inference, write for a size that they do not know.
+# Words of exporters, and of onnx's own inference, for a size that they do not know.
 _UNKNOWN = re.compile(r"|[?*]|-1|none|null|unk|unknown|unk__.*", re.IGNORECASE)
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graphs import of_nodes
+from onnx import helper
 
 import engine
 from engine.formats.adapter_names import node_of
@@ -60,14 +61,9 @@ def test_an_adapters_tensor_means_a_node(name: str, node: str) -> None:
 
 def attention(path: Path) -> Path:
     """y = x @ W, where the node is one of a diffusion model's, and the weight has no good name."""
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "onnx::MatMul_77"], ["y"], name=f"{TO_Q}/MatMul")],
-        "attention",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
-        [numpy_helper.from_array(np.eye(2, dtype=np.float32), "onnx::MatMul_77")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    nodes = [helper.make_node("MatMul", ["x", "onnx::MatMul_77"], ["y"], name=f"{TO_Q}/MatMul")]
+    weights = {"onnx::MatMul_77": np.eye(2, dtype=np.float32)}
+    onnx.save(of_nodes(nodes, {"x": [1, 2]}, {"y": [1, 2]}, weights), path)
     return path
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import onnx
 import pytest
+from graphs import of_nodes
 from onnx import AttributeProto, TensorProto, helper
 
 from engine.errors import ModelError
@@ -18,10 +19,7 @@ INT_ARRAY = TensorProto(data_type=TensorProto.INT64, dims=[1], int64_data=[3], n
 
 
 def nodes_of(*nodes: onnx.NodeProto) -> tuple[NodeInfo, ...]:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in "xy")
-    graph = helper.make_graph(list(nodes), "g", [x], [y])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    model = of_nodes(nodes, {"x": [3]}, {"y": [3]})
     info = source_from_bytes(model.SerializeToString()).graph
     assert info is not None
     return info.nodes
@@ -129,12 +127,7 @@ def test_a_node_of_long_documentation_reads_like_any_other(
     nodes[2].metadata_props.add(key="namespace", value="a.b.c")
     for index, node in enumerate(nodes):
         node.input[:], node.output[:] = [f"v{index}"], [f"v{index + 1}"]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("v0", "v3"))
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", [x], [y]),
-        opset_imports=[helper.make_opsetid("own", 1)],
-        ir_version=10,
-    )
+    model = of_nodes(nodes, {"v0": [3]}, {"v3": [3]}, ir_version=10)
     assert source_from_bytes(model.SerializeToString()).graph == read_with_onnx(model)
 
 

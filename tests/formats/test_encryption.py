@@ -119,7 +119,7 @@ def test_mindspores_own_files_are_read_as_the_description_says(path: Path) -> No
     sealed = path.read_bytes()
     plain = encryption.decrypt(memoryview(sealed), key, mode)
     assert [plain] == by_the_description(sealed, key, mode)
-    # What is written here has the same sizes and lengths as MindSpore's.
+    # Files written here have the same sizes and lengths as MindSpore's.
     again = encryption.encrypt(plain, key, mode)
     lengths = slice(20, 28) if mode == "AES-GCM" else slice(4, 12)
     assert len(again) == len(sealed)

@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from graphs import parsed
 from onnx import numpy_helper
 
 import engine
 from engine.errors import ModelError
-from engine.formats import ModelFile, encryption, files, kinds
+from engine.formats import ModelFile, encryption, files, kinds, model_file, recent
 from engine_testing import models
 
 DATA = Path(__file__).parents[1] / "data" / "mindir"
@@ -251,3 +253,103 @@ def test_nothing_stays_mapped_or_open(large: Path) -> None:
     assert str(large) not in {str(Path(f"/proc/self/fd/{each}").readlink())
                               for each in os.listdir("/proc/self/fd")
                               if os.path.lexists(f"/proc/self/fd/{each}")}  # fmt: skip
+
+
+# --------------------------------------------------------------------------- the same file again
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are read, where a change counts as settled at once."""
+    found: list[str] = []
+    read = model_file.read_model
+
+    def counted(view: memoryview, path: Path, name: str) -> object:
+        found.append(path.name)
+        return read(view, path, name)
+
+    monkeypatch.setattr(model_file, "read_model", counted)
+    monkeypatch.setattr(recent, "SETTLED_NS", -1)
+    monkeypatch.setattr(recent, "_models", {})
+    return found
+
+
+def leaky(path: Path, alpha: float, *, apart: bool = False) -> Path:
+    """Write y = LeakyRelu(x) + w in place of what the file holds."""
+    nodes = f"z = LeakyRelu <alpha = {alpha}> (x) y = Add (z, w)"
+    model = parsed(f"g (float[3] x) => (float[3] y) {{ {nodes} }}", w=np.zeros(3, "f4"))
+    if apart:
+        onnx.save(
+            model, path, save_as_external_data=True, size_threshold=0, location=f"{path.stem}.bin"
+        )
+    else:
+        path.write_bytes(model.SerializeToString())
+    return path
+
+
+def alpha_of(path: Path) -> object:
+    graph = ModelFile(path)().graph
+    assert graph is not None
+    return graph.nodes[0].attributes["alpha"]
+
+
+def test_a_file_that_stays_as_it_is_is_read_once_a_process(
+    reads: list[str], tmp_path: Path
+) -> None:
+    path = leaky(tmp_path / "a.onnx", 0.5)
+    assert [alpha_of(path) for _ in range(3)] == [0.5] * 3
+    assert reads == ["a.onnx"]
+    most = recent.ROOM // (recent.EACH + 2)  # of files of two nodes
+    for number in range(most):
+        alpha_of(leaky(tmp_path / f"{number}.onnx", 0.25))
+    assert alpha_of(path) == 0.5
+    assert (len(reads), reads[-1]) == (most + 2, "a.onnx")
+    assert len(recent._models) == most
+
+
+def test_a_file_that_was_changed_is_read_again_though_its_size_and_time_are_the_same(
+    reads: list[str], tmp_path: Path
+) -> None:
+    path = leaky(tmp_path / "a.onnx", 0.5)
+    before = path.stat()
+    assert alpha_of(path) == 0.5
+    time.sleep(0.05)  # the clock that a file system stamps with has ticks
+    leaky(path, 0.25)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (
+        before.st_ino,
+        before.st_size,
+        before.st_mtime_ns,
+    )
+    assert alpha_of(path) == 0.25
+
+
+def test_a_file_that_changed_a_moment_ago_is_not_remembered(
+    reads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next change may bear the same time."""
+    monkeypatch.setattr(recent, "SETTLED_NS", 3_600_000_000_000)
+    path = leaky(tmp_path / "a.onnx", 0.5)
+    assert [alpha_of(path), alpha_of(path)] == [0.5, 0.5]
+    assert reads == ["a.onnx"] * 2
+
+
+def test_external_data_is_looked_at_each_time(reads: list[str], tmp_path: Path) -> None:
+    path = leaky(tmp_path / "a.onnx", 0.5, apart=True)
+    assert [alpha_of(path), alpha_of(path)] == [0.5, 0.5]
+    assert reads == ["a.onnx"] * 2
+    (tmp_path / "a.bin").unlink()
+    with pytest.raises(ModelError, match=r"a\.bin"):
+        alpha_of(path)
+
+
+@pytest.mark.skipif(find_spec("cryptography") is None, reason="cryptography is not installed")
+def test_nothing_of_an_encrypted_file_is_remembered(reads: list[str], tmp_path: Path) -> None:
+    plain = leaky(tmp_path / "a.onnx", 0.5)
+    secret = tmp_path / "secret.onnx"
+    secret.write_bytes(encryption.encrypt(plain.read_bytes(), KEY))
+    for _ in range(2):
+        assert ModelFile(secret, dec_key=KEY)().graph is not None
+    assert reads == ["secret.onnx"] * 2
+    assert recent._models == {}

@@ -11,6 +11,7 @@ import hostile
 import numpy as np
 import onnx
 import pytest
+from graphs import parsed
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from engine import formats
@@ -33,10 +34,10 @@ def build(
     functions: Sequence[onnx.FunctionProto] = (),
 ) -> onnx.ModelProto:
     """A model in ONNX's text form: (inputs) => (outputs) { nodes }."""
-    graph = parser.parse_graph(f"g {text}")
-    graph.initializer.extend(initializers)
-    opsets = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions)
+    model = parsed(f"g {text}", ir_version=10)
+    model.graph.initializer.extend(initializers)
+    model.functions.extend(functions)
+    return model
 
 
 def value(name: str, dtype: int, shape: object) -> onnx.ValueInfoProto:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper, parser
+from graphs import parsed
+from onnx import helper, numpy_helper
 
 import engine
 from engine.formats import open_source, source_from_bytes
@@ -28,13 +29,7 @@ def array(values: Any, dtype: str) -> Any:
 
 
 def model(text: str, opset: int = 21, **constants: Any) -> onnx.ModelProto:
-    graph = parser.parse_graph(f"model {text}")
-    graph.initializer.extend(
-        value if isinstance(value, onnx.TensorProto) else numpy_helper.from_array(value, name)
-        for name, value in constants.items()
-    )
-    opsets = [helper.make_opsetid("", opset)]
-    return helper.make_model(graph, ir_version=10, opset_imports=opsets)
+    return parsed(f"model {text}", opset=opset, ir_version=10, **constants)
 
 
 def specs(text: str, opset: int = 21, **constants: Any) -> tuple[TensorSpec, TensorSpec]:

@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper, parser
+from graphs import parsed
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from engine.errors import InputError, ModelError
@@ -46,10 +47,9 @@ def build(
 def model_of(
     text: str, initializers: Sequence[TensorProto], ir_version: int = 8, opset: int = 17
 ) -> onnx.ModelProto:
-    graph = parser.parse_graph(text)
-    graph.initializer.extend(initializers)
-    opsets = [helper.make_opsetid("", opset)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
+    model = parsed(text, opset=opset, ir_version=ir_version)
+    model.graph.initializer.extend(initializers)
+    return model
 
 
 def stored(**arrays: np.ndarray) -> list[TensorProto]:

@@ -64,7 +64,7 @@ def test_usable_cpus_never_fall_below_one_nor_above_the_affinity_mask(tmp_path: 
     write(tmp_path / "proc", "0::/")
     for text, expected in (("10000 100000", 1), ("9900000 100000", CPUS), ("max 100000", CPUS)):
         write(tmp_path / "cgroup/cpu.max", text)
-        found = cpus.usable_cpus(str(tmp_path / "cgroup"), str(tmp_path / "proc"))
+        found = cpus.usable_cpus(tmp_path / "cgroup", tmp_path / "proc")
         assert found == expected
 
 

@@ -6,12 +6,12 @@ import functools
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from engine.host import interrupts
 from engine.host.interrupts import raised_by_handler, undisturbed
@@ -192,13 +192,6 @@ def test_undisturbed_work_is_done_in_a_forked_child_too() -> None:
     if not child:
         os._exit(undisturbed(lambda: 5))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def test_undisturbed_work_gives_its_result_or_its_error() -> None:

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from waiting import is_alive
 
 from engine.errors import ModelError
 from engine.host.child import command, environment
@@ -68,13 +69,6 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def acting(code: str) -> Worker:
     return Worker(HERE + "act", code)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def descriptors() -> set[str]:

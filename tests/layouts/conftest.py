@@ -1,4 +1,4 @@
-"""Helpers are importable: batch_cases here."""
+"""Helpers are importable: batch_cases and what is made of them here."""
 
 import sys
 from pathlib import Path

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batch_cases import FAMILIES, B, Case, case, opened
-from onnx import TensorProto, helper
+from batch_cases import B, Case, case, opened
+from batch_families import FAMILIES
+from graphs import of_nodes
+from onnx import helper
 
 from engine.layouts.batch import Proof, prove
 
@@ -105,11 +107,6 @@ def test_a_rule_that_meets_a_wrong_node_proves_nothing() -> None:
         helper.make_node("TopK", ["x"], ["y"], "odd"),
         helper.make_node("Gemm", ["x"], ["y"], "odd"),
     ):
-        graph = helper.make_graph(
-            [wrong],
-            "g",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", 2, 3])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        )
-        reason = prove(helper.make_model(graph), {"x": 0}).reason
+        model = of_nodes([wrong], {"x": ["b", 2, 3]}, {"y": None})
+        reason = prove(model, {"x": 0}).reason
         assert wrong.op_type == "Split" or f"{wrong.op_type} 'odd'" in reason

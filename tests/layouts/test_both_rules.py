@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from batch_cases import FAMILIES, Case
+from batch_cases import Case
+from batch_families import FAMILIES
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from engine.formats.onnx.graphs import SMALL

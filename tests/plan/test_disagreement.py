@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from onnx import helper, parser
+from graphs import parsed
 
 from engine.formats import ModelFile
 from engine.plan.disagreement import disagreement
@@ -14,10 +14,7 @@ Shape = tuple[int, ...]
 def made(one: str, other: str, op: str) -> ModelFile:
     """y = op(relu(one), other), of inputs that are called so."""
     text = f"meet (float[{one}] one, float[{other}] other) => (float[?,?] y)"
-    graph = parser.parse_graph(f"{text} {{ r = Relu(one)\n y = {op}(r, other) }}")
-    graph.node[1].name = "join"
-    opsets = [helper.make_opsetid("", 17)]
-    model = helper.make_model(graph, ir_version=8, opset_imports=opsets)
+    model = parsed(f"{text} {{ r = Relu(one) [join] y = {op}(r, other) }}")
     return ModelFile.of_bytes(model.SerializeToString())
 
 

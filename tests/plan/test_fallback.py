@@ -58,7 +58,7 @@ def test_each_of_20_tensors_crosses_once_in_a_model_of_200_nodes(
     made = [array for _, results in calls for array in results]
     assert len(given) == 21
     assert given[0] is X
-    # What one segment made is, once each, what another got: the same memory, so never copied.
+    # Each result of one segment is once another's input: the same memory, so never copied.
     assert sorted(map(id, given[1:])) == sorted(id(array) for array in made if array is not y)
 
 

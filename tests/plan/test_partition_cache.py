@@ -22,7 +22,7 @@ from engine.formats import code, open_source
 from engine.plan import extract
 from engine.plan.mixed import partition_cache
 from engine.plan.options import BuildOptions
-from engine.report.explain import explain
+from engine.report.cache_state import explain
 from engine.weights.compile_cache import CompileCache
 from engine_testing import null_run
 

@@ -301,3 +301,26 @@ def engine_load(source, options):
     engine.load(path, target=["first", "second"], config=refusing(first="Reshape"))
     assert second.loads[0].graph.outputs[0].shape is None
     assert first.loads[1].graph.inputs[0].shape == ("pairs", 2)
+
+
+def test_a_part_may_compute_as_much_from_its_weights_as_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are not in its own bytes, and count as if they were: 5 MiB of copies of 1 MiB."""
+    monkeypatch.setattr("engine.formats.onnx.limits.LIVE_BYTES", 1 << 20)
+    weight = np.zeros((512, 512), np.float32)
+    copies = "; ".join(f"w{n} = Identity(w)" for n in range(5))
+    products = "; ".join(f"x{n + 1} = MatMul(x{n}, w{n})" for n in range(5))
+    path = save(
+        tmp_path,
+        f"{copies}; {products}; y = Relu(x5)",
+        "(float[1,512] x0) => (float[1,512] y)",
+        {"w": weight},
+    )
+    whole = Whole(open_source(path))
+    nodes = whole.graph.nodes
+    types = types_of(whole.proto, {"x0", "x5"}, guess=True)
+    part = whole.part(Segment(0, tuple(range(len(nodes) - 1)), ("x0",), ("x5",)), types)
+    assert len(part.data or b"") < 10_000
+    assert part.graph is not None
+    assert len(part.graph.nodes) == 10

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper, load, parser, save
+from graphs import written
+from onnx import load, save
 
 import engine
 from engine.errors import ModelError
@@ -27,10 +28,7 @@ def test_another_output_is_inferred_at_the_same_shapes_too(tmp_path: Path) -> No
     """The file does not say how long its outputs are: two and three times the input."""
     nodes = "twice = Concat <axis = 0> (x, x)\n thrice = Concat <axis = 0> (x, x, x)"
     text = f"several (float[?] x) => (float[?] twice, float[?] thrice) {{ {nodes} }}"
-    opsets = [helper.make_opsetid("", 17)]
-    model = helper.make_model(parser.parse_graph(text), opset_imports=opsets)
-    save(model, tmp_path / "several.onnx")
-    original = opened(tmp_path / "several.onnx")
+    original = opened(written(tmp_path / "several.onnx", text))
     assert original.output_shapes({"x": (5,)}, ["twice"]) == {"twice": (10,)}
     assert original.output_shapes({"x": (5,)}, ["thrice"]) == {"thrice": (15,)}
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextvars
+import sys
+import time
+from typing import Any
+
 import numpy as np
 import onnx.parser
 import pytest
 
 import engine
+from engine.reference import evaluator
 
 X = np.array([[0, 1, 2], [3, 4, 5]], np.float32)
 
@@ -92,3 +98,30 @@ def test_an_operator_set_that_onnx_does_not_know_is_refused(null_backend: str) -
     text = '<ir_version: 8, opset_import: ["": 99]> g (float[2] x) => (float[2] y) {y = Neg(x)}'
     with pytest.raises(engine.ModelError, match="operator set 99 is newer than what onnx"):
         engine.load(onnx.parser.parse_model(text), target=null_backend)
+
+
+ADD = """<ir_version: 8, opset_import: ["": 17]>
+add (float[2,3] x) => (float[2,3] y) { y = Add(x, x) }"""
+
+
+def test_a_predict_that_was_interrupted_as_it_began_stops_nothing_later(null_backend: str) -> None:
+    proto = onnx.parser.parse_model(ADD)
+    model = engine.load(proto, target=null_backend)
+    model.predict({"x": X})
+
+    def interrupt(frame: Any, event: str, argument: Any) -> None:
+        if event == "c_return" and getattr(argument, "__self__", None) is evaluator._running:
+            raise KeyboardInterrupt  # as a signal handler would, once the variable is set
+
+    def later() -> Any:
+        sys.setprofile(interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                model.predict({"x": X}, timeout_s=0.05)
+        finally:
+            sys.setprofile(None)
+        time.sleep(0.06)
+        return evaluator.Evaluator(proto).run(None, {"x": X})
+
+    [found] = contextvars.copy_context().run(later)
+    np.testing.assert_array_equal(found, 2 * X)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import numpy as np
-import onnx.parser
 import pytest
+from graphs import parsed
 
 import engine
 
@@ -19,9 +19,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("operator", ["GlobalMaxPool", "GlobalAveragePool"])
 def test_it_is_taken_over_every_axis_in_space(operator: str, sizes: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).standard_normal((2, 3, *sizes)).astype(np.float32)
-    text = f"""<ir_version: 8, opset_import: ["": 17]>
-        g (float{[*x.shape]} x) => (float y) {{ y = {operator}(x) }}"""
-    model = onnx.parser.parse_model(text)
+    model = parsed(f"g (float{[*x.shape]} x) => (float y) {{ y = {operator}(x) }}")
     model.graph.output[0].type.tensor_type.ClearField("shape")
     found = engine.load(model, target="reference")(x=x)["y"]
     take = np.max if operator == "GlobalMaxPool" else np.mean

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import numpy as np
-import onnx.parser
 import pytest
+from graphs import parsed
 
 import engine
 from engine.errors import ModelError
@@ -30,13 +30,8 @@ def run(
         f"{types[str(array.dtype)]}{[*array.shape]} {name}"
         for name, array in zip(names, inputs, strict=True)
     )
-    model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": {opset}]> g ({given}) => (float y) {{ y = {node} }}'
-    )
+    model = parsed(f"g ({given}) => (float y) {{ y = {node} }}", opset=opset, **constants)
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(value, name) for name, value in constants.items()
-    )
     found = engine.load(model, target=target)(dict(zip(names, inputs, strict=True)))["y"]
     assert isinstance(found, np.ndarray)
     return found

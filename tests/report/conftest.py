@@ -1,18 +1,28 @@
-"""An observer that notes its events, for tests of what observers are told."""
+"""An observer that notes its events; backends whose speeds are given."""
 
 from __future__ import annotations
 
 import importlib
+import math
+import os
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from engine.backends import installed
 from engine.backends.doors import EXTENSIONS
-from engine_testing import plugins
+from engine.report.choice import behind, choosing, contest, duel, keeping
+from engine_testing import models, plugins
+
+sys.path.insert(0, str(Path(__file__).parent))  # helpers of this folder can be imported
+
+from choices import Install, Speeds
+from choices_apart import SLOW
 
 SOURCE = """
 made, events = [], []
@@ -82,3 +92,54 @@ def engine_predict(context, inputs, outputs, deadline_s):
 def gate(install: Callable[..., ModuleType]) -> ModuleType:
     """The backend "gated": a predict sets `begun` and waits for `go`."""
     return install("gated", extra=GATED)
+
+
+@pytest.fixture
+def speeds(monkeypatch: pytest.MonkeyPatch, install: Install, tmp_path: Path) -> Speeds:
+    """Backends `base`, the default, and `other`, alone on this machine; a cache of their own."""
+    made = Speeds()
+    strange = set(installed())
+    install("base")
+    install("other")
+    monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", ",".join(strange - {"base", "other"}))
+    monkeypatch.setenv("ENGINE_CACHE", "on")
+    monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
+    # Speeds that are given have to be given in this process.
+    monkeypatch.setattr(choosing, "can_start_processes", lambda: False)
+    monkeypatch.setattr(duel, "duel", made.duel)
+    monkeypatch.setattr(contest, "_SLOW", math.inf)
+    monkeypatch.setattr(keeping, "_known", {})
+    return made
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return models.affine(tmp_path)
+
+
+@pytest.fixture
+def alone(
+    monkeypatch: pytest.MonkeyPatch, install: Install, tmp_path: Path, request: Any
+) -> Install:
+    """Backend `base`, the default, alone on this machine; a cache of its own.
+
+    By parameter `base` is another than SLOW.
+    """
+    monkeypatch.setenv("TEST_PROCESS", str(os.getpid()))
+    strange = set(installed())
+    install("base", extra=getattr(request, "param", SLOW))
+    monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", ",".join(strange - {"base"}))
+    monkeypatch.setenv("ENGINE_CACHE", "on")
+    monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(keeping, "_known", {})
+    return install
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Iterator[Path]:
+    """A file that keeps the backend `other` from compiling; removed at the end."""
+    file = tmp_path / "closed"
+    file.touch()
+    yield file
+    file.unlink(missing_ok=True)
+    assert behind.wait(60)

@@ -1,162 +1,42 @@
-"""Target auto in processes: crashes, hangs, the end of a build that measures, and its background.
-
-The default takes 20 ms more than the others, whatever the machine does beside.
-"""
+"""Target auto in processes: crashes, hangs, and the end of a build that measures."""
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
+from choices import Install, X, evidence_of, trials_of, where
+from choices_apart import (
+    COMPILE,
+    CRASHING,
+    DEVICES,
+    HANGING,
+    PREDICT,
+    STOPPING,
+    build,
+    elsewhere,
+    gated,
+    processes,
+    why,
+)
 
 import engine
 from engine import Model
-from engine.backends import installed
 from engine.errors import Cancelled
 from engine.formats import encryption
-from engine.report.choice import apart, behind, keeping
-from engine.report.choice.evidence import Evidence, Trial, read
+from engine.report.choice import apart, keeping
 from engine.types import CancelToken
 from engine.weights.store import Store
 from engine_testing import models
-
-Install = Callable[..., ModuleType]
-X = np.arange(6, dtype=np.float32).reshape(2, 3)
-
-SLOW = """
-import time
-@hookimpl
-def engine_predict(context, inputs, outputs, deadline_s):
-    time.sleep(0.02)
-    return context.run(inputs, outputs, deadline_s)
-"""
-
-
-def elsewhere(hook: tuple[str, str], how: str) -> str:
-    """A backend that does something first, or instead, in other processes than the test's.
-
-    hook: its signature, and what it returns.
-    """
-    return (
-        "import os, signal, time\nMAIN = os.environ['TEST_PROCESS']\n@hookimpl\n"
-        f"def {hook[0]}:\n    if str(os.getpid()) != MAIN:\n        {how}\n    return {hook[1]}\n"
-    )
-
-
-DEVICES = ("engine_devices()", "null.engine_devices()")
-COMPILE = ("engine_compile(loaded, options)", "loaded.compile(options)")
-PREDICT = (
-    "engine_predict(context, inputs, outputs, deadline_s)",
-    "context.run(inputs, outputs, deadline_s)",
-)
-CRASHING = elsewhere(COMPILE, "os.abort()")
-HANGING = elsewhere(PREDICT, "time.sleep(1000)")
-
-
-def gated(closed: Path) -> str:
-    """A backend whose compile waits elsewhere, as long as a file is there."""
-    return elsewhere(COMPILE, f"while os.path.exists({str(closed)!r}): time.sleep(0.01)")
-
-
-STOPPING = """
-import os, time
-from engine.errors import DeadlineExceeded
-@hookimpl
-def engine_predict(context, inputs, outputs, deadline_s):
-    while str(os.getpid()) != os.environ["TEST_PROCESS"]:
-        time.sleep(0.01)
-        if time.monotonic() > deadline_s:
-            raise DeadlineExceeded("late")
-    return context.run(inputs, outputs, deadline_s)
-"""
-
-
-@pytest.fixture
-def alone(
-    monkeypatch: pytest.MonkeyPatch, install: Install, tmp_path: Path, request: Any
-) -> Install:
-    """Backend `base`, the default, alone on this machine; a cache of its own.
-
-    By parameter `base` is another than SLOW.
-    """
-    monkeypatch.setenv("TEST_PROCESS", str(os.getpid()))
-    strange = set(installed())
-    install("base", extra=getattr(request, "param", SLOW))
-    monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", ",".join(strange - {"base"}))
-    monkeypatch.setenv("ENGINE_CACHE", "on")
-    monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(keeping, "_known", {})
-    return install
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return models.affine(tmp_path)
-
-
-@pytest.fixture
-def closed(tmp_path: Path) -> Iterator[Path]:
-    """A file that keeps the backend `other` from compiling; removed at the end."""
-    file = tmp_path / "closed"
-    file.touch()
-    yield file
-    file.unlink(missing_ok=True)
-    assert behind.wait(60)
-
-
-def build(path: Path, budget: float = 60, **more: Any) -> Model:
-    config = {"common_context": {"auto_budget_s": str(budget), **more.pop("common", {})}}
-    return engine.load(path, target="auto", threads=1, config=config, **more)
-
-
-def where(model: Model) -> str:
-    return model.placement[0].backend
-
-
-def why(model: Model) -> str:
-    return model.placement[0].reason
-
-
-def evidence_of(tmp_path: Path) -> Evidence:
-    [entry] = Store(tmp_path / "cache").entries()
-    return read((entry.form / "evidence.json").read_bytes())
-
-
-def trials_of(tmp_path: Path) -> dict[str, Trial]:
-    return {str(trial.setup): trial for trial in evidence_of(tmp_path).trials}
-
-
-def processes() -> list[str]:
-    """The commands of this process's children."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            status = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(status[1]) == os.getpid() and status[0] != "Z":
-                found.append((folder / "cmdline").read_text())
-        except OSError:
-            continue
-    return [command for command in found if "engine.report.choice" in command]
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-# ------------------------------------------------------------------------------------- robustness
 
 
 @pytest.mark.parametrize(
@@ -182,6 +62,22 @@ def test_a_backend_that_crashes_costs_the_caller_nothing_and_others_are_tried_on
     assert processes() == []
 
 
+LIMIT = "import resource; os._exit(3 if resource.getrlimit(resource.RLIMIT_CORE)[0] else 4)"
+
+
+def test_a_backend_that_crashes_writes_no_memory_to_disk(
+    alone: Install, path: Path, tmp_path: Path
+) -> None:
+    alone("other", extra=elsewhere(COMPILE, LIMIT))
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    try:
+        build(path).close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+    assert "ended with status 4" in trials_of(tmp_path)["other,base"].why_not
+
+
 def test_what_was_measured_before_a_crash_is_not_measured_again(
     alone: Install, path: Path, tmp_path: Path
 ) -> None:
@@ -193,6 +89,8 @@ def test_what_was_measured_before_a_crash_is_not_measured_again(
     trials = trials_of(tmp_path)
     assert [*trials] == ["base", "first,base", "second,base"]
     assert "SIGABRT" in trials["second,base"].why_not
+    assert trials["second,base"].is_open
+    assert evidence_of(tmp_path).valid_s == math.inf, "what is chosen is faster than the default"
 
 
 @pytest.mark.parametrize("alone", [CRASHING], indirect=True)
@@ -222,21 +120,25 @@ def test_a_setup_that_hangs_is_ended_and_the_best_so_far_is_chosen(
 @pytest.mark.slow
 @pytest.mark.parametrize("alone", [HANGING], indirect=True)
 def test_a_default_that_hangs_is_ended(
-    alone: Install, path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: Install, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apart, "_PATIENCE_S", 1.0)
     alone("other")
     with build(path, budget=1) as model:
         assert where(model) == "base"
         assert "the process that tried it was ended after" in why(model)
+    assert evidence_of(tmp_path).valid_s < math.inf
 
 
 @pytest.mark.parametrize("alone", [STOPPING], indirect=True)
-def test_a_predict_that_takes_longer_than_the_budget_is_stopped(alone: Install, path: Path) -> None:
+def test_a_predict_that_takes_longer_than_the_budget_is_stopped(
+    alone: Install, path: Path, tmp_path: Path
+) -> None:
     alone("other")
     with build(path, budget=0.5) as model:
         assert where(model) == "base"
         assert "a predict on generated inputs takes more than 0.5 s" in why(model)
+    assert evidence_of(tmp_path).valid_s < math.inf
 
 
 def test_a_build_that_measures_can_be_cancelled_at_once(
@@ -381,222 +283,3 @@ def test_models_do_not_wait_for_each_other(
     closed.unlink()
     waiting.join(60)
     assert where(found[0]) == "other"
-
-
-# ------------------------------------------------------------------------------------ background
-
-BEHIND = {"auto_background": "on"}
-SCRIPT = """
-import sys, engine
-config = {"common_context": {"auto_budget_s": "60", "auto_background": "on"}}
-model = engine.load(sys.argv[1], target="auto", threads=1, config=config)
-print(model.placement[0].reason)
-"""
-
-
-def test_a_build_returns_on_the_default_and_the_model_moves_when_it_is_measured(
-    alone: Install, path: Path, closed: Path
-) -> None:
-    alone("other", extra=gated(closed))
-    with build(path, common=BEHIND) as model:
-        assert where(model) == "base"
-        assert why(model).endswith("others are still to be measured, in the background")
-        before = model(x=X)["y"]
-        results: list[Any] = []
-        is_over = threading.Event()
-
-        def serve() -> None:
-            while not is_over.is_set():
-                results.append(model(x=X)["y"])
-
-        serving = threading.Thread(target=serve)
-        serving.start()
-        closed.unlink()
-        assert behind.wait(60)
-        served = len(results)
-        wait_for(lambda: len(results) > served + 1)
-        is_over.set()
-        serving.join()
-        assert where(model) == "other"
-        assert "other,base takes 0." in why(model)
-        assert "other,base takes 0." in str(model.summary())
-        for result in (*results, model(x=X)["y"]):
-            np.testing.assert_array_equal(result, before)
-    with build(path, common=BEHIND) as later:
-        assert where(later) == "other", "by the evidence, from the start"
-
-
-def test_a_model_for_which_nothing_is_faster_says_so_and_stays_as_it_is(
-    alone: Install, path: Path
-) -> None:
-    alone("crashing", extra=elsewhere(PREDICT, "os.abort()"))
-    with build(path, common=BEHIND) as model:
-        assert behind.wait(60)
-        assert where(model) == "base"
-        assert why(model).endswith("nothing that was tried is clearly faster than base")
-        np.testing.assert_array_equal(model(x=X)["y"], 2 * X + 1)
-
-
-def test_a_closed_model_is_measured_no_further(
-    alone: Install, path: Path, closed: Path, tmp_path: Path
-) -> None:
-    alone("other", extra=gated(closed))
-    model = build(path, common=BEHIND)
-    wait_for(processes)
-    model.close()
-    assert behind.wait(60)
-    assert processes() == []
-    assert Store(tmp_path / "cache").entries() == []
-
-
-def test_resized_and_updated_models_move_as_they_are_then(
-    alone: Install, path: Path, closed: Path
-) -> None:
-    alone("other", extra=gated(closed))
-    swap = {**BEHIND, "variable_weights_mode": "swap"}
-    with build(path, common=swap, variable_weights=["two"]) as model:
-        model.update_weights({"two": np.full(1, 5, np.float32)})
-        model.resize(model.get_inputs(), [[4, 3]])
-        closed.unlink()
-        assert behind.wait(60)
-        assert where(model) == "other"
-        assert model.get_inputs()[0].shape == [4, 3]
-        more = np.ones((4, 3), np.float32)
-        np.testing.assert_array_equal(model(x=more)["y"], 5 * more + 1)
-
-
-def test_a_model_that_cannot_be_built_where_it_is_faster_stays_and_says_why(
-    alone: Install, path: Path
-) -> None:
-    alone("other", extra=elsewhere((COMPILE[0], "1 / 0"), f"return {COMPILE[1]}"))
-    with build(path, common=BEHIND) as model:
-        assert behind.wait(60)
-        assert where(model) == "base"
-        assert "'other' passed over: backend 'other' is at fault" in why(model)
-        np.testing.assert_array_equal(model(x=X)["y"], 2 * X + 1)
-
-
-def test_a_process_that_ends_while_it_measures_ends_at_once_and_leaves_no_other(
-    alone: Install, path: Path, closed: Path
-) -> None:
-    alone("other", extra=gated(closed))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path)],
-        env=environment, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.strip().endswith("in the background")
-
-
-def test_a_forked_child_measures_nothing_and_its_parent_goes_on(
-    alone: Install, path: Path, closed: Path
-) -> None:
-    alone("other", extra=gated(closed))
-    with build(path, common=BEHIND) as model:
-        wait_for(processes)
-        child = os.fork()
-        if not child:
-            os._exit(0 if behind.wait(0) and model_is_forgotten(model) else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        closed.unlink()
-        assert behind.wait(60)
-        assert where(model) == "other"
-
-
-def model_is_forgotten(model: Model) -> bool:
-    try:
-        model(x=X)
-    except engine.errors.EngineError:
-        return True
-    return False
-
-
-def test_a_runner_measures_before_it_tries_what_its_requests_may_share(
-    alone: Install, path: Path
-) -> None:
-    alone("other")
-    context = engine.Context()
-    context.target = ["auto"]
-    context.parallel.workers_num = 2
-    context.parallel.config_info = {"common_context": {"auto_budget_s": "60", **BEHIND}}
-    runner = engine.ModelParallelRunner()
-    runner.build_from_file(str(path), context)
-    try:
-        assert behind.wait(0)
-        [y] = runner.predict([engine.Tensor(X)])
-        np.testing.assert_array_equal(y.get_data_to_numpy(), 2 * X + 1)
-    finally:
-        runner.close()
-
-
-@pytest.mark.slow
-def test_a_runner_is_measured_anew_with_another_number_of_threads(
-    alone: Install, path: Path, tmp_path: Path
-) -> None:
-    alone("other")
-    for number, threads in enumerate((1, 2, 1), 1):
-        context = engine.Context()
-        context.target, context.cpu.thread_num = ["auto"], threads
-        context.parallel.workers_num = 2
-        context.parallel.config_info = {"common_context": {"auto_budget_s": "60"}}
-        runner = engine.ModelParallelRunner()
-        runner.build_from_file(str(path), context)
-        try:
-            [y] = runner.predict([engine.Tensor(X)])
-            np.testing.assert_array_equal(y.get_data_to_numpy(), 2 * X + 1)
-        finally:
-            runner.close()
-        assert len(Store(tmp_path / "cache").entries()) == min(number, 2)
-
-
-def test_an_isolated_model_is_measured_isolated(alone: Install, path: Path, tmp_path: Path) -> None:
-    alone("other")
-    with build(path, common={"isolate": "true"}) as model:
-        assert where(model) == "other"
-        np.testing.assert_array_equal(model(x=X)["y"], 2 * X + 1)
-    assert trials_of(tmp_path)["other,base"].ratio is not None
-
-
-def test_workers_of_a_runner_over_devices_measure_once_and_agree(
-    alone: Install, path: Path, tmp_path: Path
-) -> None:
-    alone("other")
-    context = engine.Context()
-    context.target = ["auto"]
-    context.parallel.config_info = {"common_context": {"auto_budget_s": "60", **BEHIND}}
-    with engine.MultiDeviceRunner(path, [0, 1], context) as runner:
-        [y] = runner.predict([X])
-        np.testing.assert_array_equal(np.asarray(y), 2 * X + 1)
-    evidence = {entry.identity.name for entry in Store(tmp_path / "cache").entries()}
-    assert len(evidence) == 1
-
-
-def test_models_of_a_group_are_measured_before_they_serve(
-    alone: Install, path: Path, tmp_path: Path
-) -> None:
-    alone("other")
-    group = engine.ModelGroup(engine.ModelGroupFlag.SHARE_WEIGHT)
-    group.add_model([str(path)])
-    with build(path, common=BEHIND) as model:
-        assert where(model) == "other"
-        np.testing.assert_array_equal(model(x=X)["y"], 2 * X + 1)
-
-
-def test_a_child_forked_while_its_parent_measures_is_free_of_that(
-    alone: Install, path: Path, closed: Path
-) -> None:
-    alone("other", extra=gated(closed))
-    status: list[int] = []
-
-    def progress(phase: str, done: int, total: int | None) -> None:
-        if phase.startswith("try other"):
-            child = os.fork()
-            if not child:
-                os._exit(0 if behind.wait(0) else 1)
-            status.append(os.waitpid(child, 0)[1])
-            closed.unlink()
-
-    with build(path, progress=progress) as model:
-        assert status == [0]
-        assert where(model) == "other"

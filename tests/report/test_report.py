@@ -16,7 +16,7 @@ import pytest
 
 import engine
 from engine import Model
-from engine.convert.job import Report
+from engine.converter.job import Report
 from engine.report.diagnosis import Finding, Status
 from engine.report.profiling import Kernel, Profile
 from engine.report.summary import ModelSummary
@@ -165,6 +165,9 @@ def test_bench_measures_a_model_and_a_file(affine: Model) -> None:
     assert latency["mean"] == pytest.approx(result.latencies_s.mean())
     assert "latency p50" in str(result)
     assert affine(x=[[1, 2, 3]])["y"].tolist() == [[3, 5, 7]]  # still open
+    words = " ".join(tree(result._repr_html_()).itertext())
+    for text in (Path(affine.model_path_).name, "20 runs", "p99.9"):
+        assert text in words
     built = engine.bench(affine.model_path_, target="null", runs=2, warmup_s=0)
     assert built.build_s is not None
     assert built.runs == 2

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import onnx.parser
+import onnx
+from graphs import parsed
 
 import engine
 from engine.report.summary import parameters_text, shortened
 
 
 def model(nodes: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3]>
-        g (float[2] x) => (float[2] y) {{ {nodes} }}"""
-    )
+    return parsed(f"g (float[2] x) => (float[2] y) {{ {nodes} }}")
 
 
 def test_constants_and_trees_are_named_where_there_are_no_initializers() -> None:

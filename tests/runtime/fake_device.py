@@ -1,6 +1,6 @@
 """A backend with a device whose memory the host cannot read: a pointer is a number, no address.
 
-It computes with onnx's reference evaluator. What it did is noted in `copies`, `orders` and `given`;
+It computes with onnx's reference evaluator. Its acts are noted in `copies`, `orders` and `given`;
 memory is freed with its owner. `announced` and `slots` change it before a model is built, `delay_s`
 at any time, also for the runs there are.
 """

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from predict_steps import in_threads, wait_until
+from waiting import in_threads, wait_until
 
 import engine
 from engine import CancelToken, Tensor
@@ -457,7 +457,7 @@ def test_a_thread_that_ends_during_a_reset_makes_no_room_for_another_context() -
     lease = pool.borrow()
     pool.give_back(lease)
     pool_lent, resets = [], []
-    # What another thread sees in the middle of a reset.
+    # The sight of another thread in the middle of a reset.
     executable.contexts[0].reset = lambda: pool_lent.append(pool.borrow())
     pool.retire(lease)
     assert pool_lent == []

@@ -47,7 +47,7 @@ def test_whole_numbers_have_no_relative_error_to_allow() -> None:
     assert one([1000, 7], [1001, 7]).differing == 1
     assert one([1000, 7], [1001, 7], rtol=0.5).differing == 1
     assert one(np.uint8([0, 255]), np.uint8([1, 254]), atol=1).is_within
-    # What float64 cannot tell apart, and what int64 cannot hold.
+    # Numbers that float64 cannot tell apart, and that int64 cannot hold.
     large = one([2**53], [2**53 + 1])
     assert (large.differing, large.absolute.error) == (1, 1.0)
     assert one([-(2**63)], [2**63 - 1]).absolute.error == float(2**64 - 1)

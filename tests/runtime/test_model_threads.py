@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from predict_steps import in_threads, wait_until
+from waiting import in_threads, wait_until
 
 import engine
 from engine import Context, Model, ModelType

@@ -11,6 +11,7 @@ from predict_steps import parsed
 import engine
 from engine import DataType, Model, Tensor
 from engine.model.model import model_state
+from engine.runtime import fitting
 from engine.types import DeviceInfo
 from engine_testing import models
 
@@ -90,12 +91,26 @@ def test_shapes_may_change_from_call_to_call_where_the_model_leaves_them_open(af
         X.astype(">f4"),
         np.broadcast_to(np.float32(3), (4, 3)),
         np.frombuffer(b"\0" + X.tobytes(), np.float32, 6, 1).reshape(2, 3),
+        np.frombuffer(X.tobytes(), np.float32).reshape(2, 3),
     ],
-    ids=["strided", "fortran", "big endian", "broadcast and read-only", "unaligned"],
+    ids=["strided", "fortran", "big endian", "broadcast and read-only", "unaligned", "read-only"],
 )
 def test_any_memory_layout_just_works(affine: Model, array: np.ndarray) -> None:
     for _ in range(3):
         np.testing.assert_array_equal(affine.predict([array])[0], 2 * array + 1)
+
+
+@pytest.mark.parametrize("is_writeable", [True, False])
+def test_an_array_like_the_last_one_is_not_checked_in_full_again(
+    affine: Model, monkeypatch: pytest.MonkeyPatch, is_writeable: bool
+) -> None:
+    affine.predict([X])
+    array = X + 5
+    array.flags.writeable = is_writeable
+    monkeypatch.delattr(fitting, "values")  # the full check, which takes twenty times as long
+    np.testing.assert_array_equal(affine.predict([array])[0], 2 * array + 1)
+    with pytest.raises(AttributeError, match="values"):
+        affine.predict([X[:1]])
 
 
 def test_one_tensor_for_two_outputs_is_refused(several: Model) -> None:

@@ -1,4 +1,4 @@
-"""What a backend is told of one predict: its request's id and priority, if it can be cancelled."""
+"""A backend gets the facts of one predict: id, priority, and whether it can be cancelled."""
 
 from __future__ import annotations
 

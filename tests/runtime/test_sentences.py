@@ -17,7 +17,7 @@ from engine_testing import models
 
 X = np.ones((2, 3), np.float32)
 SIZE, TYPE = "data size not equal! Numpy size: ", "data type not equal! Numpy type: "
-# What does not fit float32[batch, 3], and the words of MindSpore Lite that scripts look for.
+# Values that do not fit float32[batch, 3], and the words of MindSpore Lite that scripts look for.
 UNFIT: list[tuple[Any, str]] = [
     (X[0], SIZE), (X[None], SIZE), (X[:, :2], SIZE), (X.reshape(3, 2), SIZE),
     (X.astype("f8"), TYPE), (X.astype("c8"), TYPE), (X.astype(object), TYPE),

@@ -44,7 +44,7 @@ def engine_predict(context, inputs, outputs, deadline_s):
 
 @pytest.fixture
 def seen(plugin_folder: Path) -> list[Any]:
-    """What the backend "recording" gets: it gives numpy's other int64."""
+    """Return the values that the backend "recording" gets: it gives numpy's other int64."""
     import recording_of_twins as module
 
     module.seen.clear()

@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from predict_steps import in_threads, parsed
+from predict_steps import parsed
+from waiting import in_threads
 
 import engine
 from engine import DataType, Tensor

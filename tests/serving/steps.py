@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from onnx.parser import parse_model
+from graphs import written
 
 from engine import Context, ModelParallelRunner, Tensor
 
@@ -30,20 +28,6 @@ def result(outputs: list[Tensor]) -> Any:
     return y.get_data_to_numpy().tolist()
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.001)
-
-
-def in_threads(count: int, work: Callable[[int], object]) -> None:
-    """Call `work` in so many threads, and raise what one of them raised."""
-    with ThreadPoolExecutor(count) as threads:
-        for call in [threads.submit(work, number) for number in range(count)]:
-            call.result(120)
-
-
 def outcome(call: Callable[[], Any]) -> Any:
     """Return what a call returns or raises."""
     try:
@@ -54,10 +38,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 def save(folder: Path, graph: str, opset: int = 17) -> Path:
     """Write a graph that is written as ONNX's text format writes it, without its name."""
-    text = f'<ir_version: 8, opset_import: ["": {opset}]> net {graph}'
-    path = folder / "net.onnx"
-    path.write_bytes(parse_model(text).SerializeToString())
-    return path
+    return written(folder / "net.onnx", f"net {graph}", opset=opset)
 
 
 def build(path: Path, target: str, workers: int = 1, config: Any = None, **settings: Any) -> Any:

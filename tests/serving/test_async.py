@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from steps import wait_until
+from waiting import wait_until
 
 import engine
 from engine import DeadlineExceeded, InputError, Model, ModelStateError

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from steps import build, save, wait_until
+from steps import build, save
+from waiting import wait_until
 
 import engine
 from engine import Cancelled, InputError, ModelError, ModelParallelRunner, ModelStateError

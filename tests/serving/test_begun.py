@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from steps import build, result, save, wait_until
+from steps import build, result, save
+from waiting import wait_until
 
 import engine
 from engine import (

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from steps import result, wait_until
+from steps import result
+from waiting import wait_until
 
 from engine import DeadlineExceeded, ModelParallelRunner
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from steps import build, in_threads, wait_until
+from steps import build
+from waiting import in_threads, wait_until
 
 from engine import CancelToken, EngineError, ModelParallelRunner
 from engine_testing import models

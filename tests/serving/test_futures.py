@@ -1,4 +1,4 @@
-"""What submit returns keeps the contract of concurrent.futures."""
+"""The future that submit returns keeps the contract of concurrent.futures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from steps import in_threads, result, wait_until
+from steps import result
+from waiting import in_threads, wait_until
 
 from engine import Cancelled, CancelToken, ModelParallelRunner
 

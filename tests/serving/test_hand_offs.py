@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from steps import build, in_threads, outcome, result, wait_until
+from steps import build, outcome, result
+from waiting import in_threads, wait_until
 
 from engine import Cancelled, CancelToken, DeadlineExceeded, ModelError, ModelParallelRunner, Tensor
 from engine_testing import models

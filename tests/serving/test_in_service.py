@@ -1,4 +1,4 @@
-"""Whether requests share runs is chosen by the requests that each way serves in a second."""
+"""Requests share runs if more are served in a second in that way than alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from steps import build, in_threads, result, save, wait_until
+from steps import build, result, save
+from waiting import in_threads, wait_until
 
 from engine.serving.in_service import SharingInService
 
@@ -115,6 +116,21 @@ def test_results_and_counts_are_the_same_whichever_way_is_chosen(
     assert statistics.completed == 180
     assert sum(size * count for size, count in statistics.batch_sizes.items()) == 180
     assert max(statistics.batch_sizes) > 1
+
+
+def test_shared_runs_that_fail_are_compared_too(null_backend: str, tmp_path: Path) -> None:
+    """Each request of theirs runs once more, alone: that they share runs costs twice the time."""
+    table = "t = Constant<value = float[2] {3.0, 4.0}>()"
+    graph = f"(int64[b, 1] x) => (float[b, 1] y) {{{table} y = Gather(t, x)}}"
+    with build(save(tmp_path, graph), null_backend, 1, SLOW, max_batch_size=None) as runner:
+        sharing = runner._queues[0].runnable.batcher.sharing
+        runner._recorder.sharing = None  # it compares later
+        good, bad = np.ones((1, 1), np.int64), np.full((1, 1), 9, np.int64)
+        futures = [runner.submit([x]) for x in (good, *6 * (bad, good))]
+        failed = [future.exception(60) for future in futures]
+        assert [error is None for error in failed] == [True, *6 * (False, True)]
+        assert runner.statistics().batch_sizes == {1: 7}
+        assert sharing.has_shared
 
 
 def test_requests_run_alone_while_that_serves_more(null_backend: str, tmp_path: Path) -> None:

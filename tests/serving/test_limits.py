@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from steps import build, outcome, result, wait_until
+from steps import build, outcome, result
+from waiting import wait_until
 
 import engine
 from engine import (

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from steps import GATED, in_threads, result, wait_until
+from steps import GATED, result
+from waiting import in_threads, wait_until
 
 from engine import CancelToken
-from engine.errors import Cancelled, DeadlineExceeded
+from engine.errors import Cancelled, DeadlineExceeded, QueueFull
 from engine.host.fair_semaphore import CallbackWaiter, FairSemaphore
 from engine.types import PredictOptions
 
@@ -298,3 +302,155 @@ def test_what_comes_back_to_the_queue_comes_before_others_of_its_priority() -> N
         [owner] = semaphore._holders
         semaphore.release(owner)
     assert order == ["b", "e", "a", "c", "d"]
+
+
+def test_a_full_queue_takes_a_higher_priority_in_place_of_the_newest_of_the_lowest(
+    gated: Any, make: Any
+) -> None:
+    runner = make(1, target="gated", queue_limit=4, when_full="raise")
+    first = runner.submit([row(0)])
+    wait_until(lambda: gated.begun)
+    futures = {n: runner.submit([row(n)], priority=p) for n, p in enumerate([0, -1, -1, 5], 1)}
+    with pytest.raises(QueueFull, match=r"^4 requests wait already"):  # none is lower
+        runner.submit([row(9)], priority=-1)
+    futures[5] = runner.submit([row(5)], priority=0)
+    text = "^one of a higher priority has its place: 4 requests wait already"
+    with pytest.raises(QueueFull, match=text):
+        futures.pop(3).result(0)
+    futures[6] = runner.submit([row(6)], priority=100)
+    with pytest.raises(QueueFull, match=text):
+        futures.pop(2).result(0)
+    futures[7] = runner.submit([row(7)], priority=1)
+    assert isinstance(futures.pop(5).exception(0), QueueFull)
+    assert waiting(runner) == 4
+    gated.go.set()
+    assert result(first.result(120)) == row(1).tolist()
+    for number, future in futures.items():
+        assert result(future.result(120)) == row(2 * number + 1).tolist()
+    assert gated.begun == [0, 6, 4, 7, 1]
+    runner.close()
+    counted = runner.statistics()
+    assert (counted.completed, counted.refused, counted.failed) == (5, 4, 0)
+
+
+def steps_of(call: Callable[[], object]) -> int:
+    """Return how many steps of Python's a call takes, in a thread where no handler runs."""
+    count = 0
+
+    def step(frame: Any, event: str, argument: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return step
+
+    def traced() -> None:
+        sys.settrace(step)
+        call()
+
+    gc.collect()
+    gc.disable()  # what it finds to end is ended by whatever thread runs then
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(traced).result()
+    finally:
+        gc.enable()
+    return count
+
+
+def test_a_full_queue_refuses_in_about_as_many_steps_at_any_length(gated: Any, make: Any) -> None:
+    steps = []
+    for length in (10, 1000):
+        runner = make(1, target="gated", queue_limit=length, when_full="raise")
+        gated.go.clear()
+        first = runner.submit([row(0)])
+        wait_until(lambda: runner.statistics().running == 1)  # noqa: B023 - called at once
+        futures = [runner.submit([row(n)], priority=-(n % 2)) for n in range(length)]
+        urgent = []
+
+        def refuse(priority: int, runner: Any = runner) -> None:
+            with pytest.raises(QueueFull, match=r"^[0-9]+ requests wait already"):
+                runner.submit([row(-1)], priority=priority)
+
+        def take(runner: Any = runner, urgent: list[Any] = urgent) -> None:
+            urgent.append(runner.submit([row(-2)], priority=1))
+
+        refuse(-1)  # what only the first does is no part of it
+        take()
+        counts = [steps_of(lambda: refuse(-1)), steps_of(lambda: refuse(-2)), steps_of(take)]
+        assert [place for place, it in enumerate(futures) if it.done()] == [length - 3, length - 1]
+        gated.go.set()
+        assert all(it.exception(120) is None for it in (first, *urgent))
+        runner.close()
+        steps.append(counts)
+    for few, many in zip(*steps, strict=True):
+        assert many < 2 * few, steps  # a hundred times as many wait
+
+
+@pytest.mark.parametrize("way", ["predict", "async"])
+def test_whoever_waits_for_the_result_takes_a_place_likewise(
+    way: str, gated: Any, make: Any
+) -> None:
+    runner = make(1, target="gated", queue_limit=1, when_full="raise")
+    first = runner.submit([row(0)])
+    wait_until(lambda: gated.begun)
+    low = runner.submit([row(1)], priority=-1)
+    with ThreadPoolExecutor(1) as threads:
+        if way == "predict":
+            asked = threads.submit(runner.predict, [row(2)], priority=1)
+        else:
+            asked = threads.submit(lambda: asyncio.run(awaited(runner, 2, {"priority": 1})))
+        assert isinstance(low.exception(120), QueueFull)
+        gated.go.set()
+        assert result(asked.result(120)) == row(5).tolist()
+    assert result(first.result(120)) == row(1).tolist()
+
+
+def test_a_thread_that_waits_in_predict_keeps_its_place(gated: Any, make: Any) -> None:
+    runner = make(1, target="gated", queue_limit=1, when_full="raise")
+    first = runner.submit([row(0)])
+    wait_until(lambda: gated.begun)
+    with ThreadPoolExecutor(1) as threads:
+        low = threads.submit(runner.predict, [row(1)], priority=-100)
+        wait_until(lambda: waiting(runner) == 1)
+        with pytest.raises(QueueFull):
+            runner.submit([row(2)], priority=100)
+        gated.go.set()
+        assert result(low.result(120)) == row(3).tolist()
+    assert result(first.result(120)) == row(1).tolist()
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_each_of_many_requests_to_a_full_queue_has_its_result_or_is_refused(
+    most: int, make: Any
+) -> None:
+    config = {"null_context": {"delay_s": "0.001"}}
+    runner = make(2, config, max_batch_size=most, queue_limit=3, when_full="raise")
+    random_ = random.Random(0)
+    priorities = [[random_.randint(-2, 2) for _ in range(60)] for _ in range(6)]
+
+    def ask(number: int) -> tuple[int, int]:
+        ended = refused = 0
+        asked = []
+        for place, priority in enumerate(priorities[number]):
+            value = float(100 * number + place)
+            try:
+                asked.append((value, runner.submit([row(value)], priority=priority)))
+            except QueueFull:
+                refused += 1
+        for value, future in asked:
+            error = future.exception(120)
+            if error is None:
+                assert result(future.result(0)) == row(2 * value + 1).tolist()
+                ended += 1
+            else:
+                assert isinstance(error, QueueFull)
+                refused += 1
+        return ended, refused
+
+    with ThreadPoolExecutor(6) as threads:
+        counts = [*threads.map(ask, range(6))]
+    runner.close()
+    counted = runner.statistics()
+    assert [sum(each) for each in counts] == 6 * [60]
+    assert (counted.completed, counted.refused) == tuple(map(sum, zip(*counts)))
+    assert counted.refused > 0

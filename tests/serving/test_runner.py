@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from steps import build, in_threads, result, wait_until
+from steps import build, result
+from waiting import in_threads, wait_until
 
 from engine import (
     Cancelled,
@@ -47,6 +48,25 @@ def test_each_of_many_threads_gets_its_own_answers(make: Make) -> None:
     assert statistics.latency.max_s >= statistics.latency.p99_s >= statistics.latency.p50_s > 0
     assert "400 completed, 0 failed" in str(statistics)
     assert repr(statistics) == str(statistics), "what a prompt and a notebook show"
+
+
+def test_a_runner_tells_what_the_model_tells_and_when_it_is_ready(make: Make) -> None:
+    runner = ModelParallelRunner()
+    assert (runner.is_ready, runner.why_not_ready) == (
+        False,
+        "the runner is not built; call build_from_file first",
+    )
+    for wanted in ("inputs", "outputs", "placement"):
+        with pytest.raises(ModelStateError, match="is not built"):
+            getattr(runner, wanted)
+    runner = make()
+    assert [str(spec) for spec in runner.inputs] == ["float32[batch, 3]"]
+    assert [(spec.name, str(spec)) for spec in runner.outputs] == [("y", "float32[batch, 3]")]
+    assert [node.backend for node in runner.placement] == ["null", "null"]
+    assert (runner.is_ready, runner.is_in_process, runner.shares_runs) == (True, True, False)
+    assert make(max_batch_size=4).shares_runs
+    runner.close()
+    assert (runner.is_ready, "closed" in runner.why_not_ready) == (False, True)
 
 
 def test_no_more_run_at_once_than_there_are_workers(make: Make) -> None:

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from graphs import of_nodes
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from sliced_jobs import Array, Job, assert_equal
@@ -41,24 +42,16 @@ PREDICTS = {"fc1.weight": Layout((2,), (-1, 0)), "fc1.bias": Layout((2,), (0,)),
 
 def mlp(shapes: dict[str, tuple[int, ...]], dtype: Any = np.float32) -> onnx.ModelProto:
     """y = (x @ fc1.weight + fc1.bias) @ fc2.weight, the weights zero; `axes` is no weight."""
-    value, element = helper.make_tensor_value_info, helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "fc1.weight"], ["a"]),
-            helper.make_node("Add", ["a", "fc1.bias"], ["b"]),
-            helper.make_node("MatMul", ["b", "fc2.weight"], ["c"]),
-            helper.make_node("Unsqueeze", ["c", "axes"], ["y"]),
-        ],
-        "mlp",
-        [value("x", element, ["n", 8])],
-        [value("y", element, [1, "n", 4])],
-        [
-            *(numpy_helper.from_array(np.zeros(s, dtype), name) for name, s in shapes.items()),
-            numpy_helper.from_array(np.array([0]), "axes"),
-        ],
-    )
-    opset = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, ir_version=8, opset_imports=opset)
+    nodes = [
+        helper.make_node("MatMul", ["x", "fc1.weight"], ["a"]),
+        helper.make_node("Add", ["a", "fc1.bias"], ["b"]),
+        helper.make_node("MatMul", ["b", "fc2.weight"], ["c"]),
+        helper.make_node("Unsqueeze", ["c", "axes"], ["y"]),
+    ]
+    zeros = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
+    dtypes = dict.fromkeys("xy", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    outputs = {"y": [1, "n", 4]}
+    return of_nodes(nodes, {"x": ["n", 8]}, outputs, {**zeros, "axes": [0]}, dtypes=dtypes)
 
 
 WHOLE = {name: array.shape for name, array in FULL.items()}

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graphs import of_nodes
+from onnx import TensorProto, helper
 
 from engine import sharding
 from engine.errors import InputError
@@ -17,20 +18,9 @@ from engine.sharding import Layout, NodeStrategy, Strategy
 
 def model(nodes: list[onnx.NodeProto], weights: dict[str, tuple[int, ...]], x: Any) -> Any:
     """A model of these nodes; x: the shape of its only input."""
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [value("x", TensorProto.INT64 if x == ["b", "s"] else TensorProto.FLOAT, x)],
-        [onnx.ValueInfoProto(name=nodes[-1].output[0])],
-        [
-            numpy_helper.from_array(np.zeros(shape, np.float32), name)
-            for name, shape in weights.items()
-        ],
-    )
-    graph.output[0].CopyFrom(value(nodes[-1].output[0], TensorProto.FLOAT, None))
-    opset = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, ir_version=8, opset_imports=opset)
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in weights.items()}
+    dtypes = {"x": TensorProto.INT64} if x == ["b", "s"] else {}
+    return of_nodes(nodes, {"x": x}, {nodes[-1].output[0]: None}, zeros, dtypes=dtypes)
 
 
 def node(kind: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from graphs import of_nodes
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -60,28 +61,16 @@ class Builder:
         dtypes: Mapping[str, int] | None = None,
         functions: Sequence[onnx.FunctionProto] = (),
     ) -> Path:
-        dtypes = dtypes or {}
-        graph = helper.make_graph(
+        model = of_nodes(
             self.nodes,
-            path.stem,
-            [
-                helper.make_tensor_value_info(n, dtypes.get(n, TensorProto.FLOAT), s)
-                for n, s in inputs.items()
-            ],
-            [
-                helper.make_value_info(
-                    n, helper.make_tensor_type_proto(dtypes.get(n, TensorProto.FLOAT), None)
-                )
-                for n in outputs
-            ],
-            self.weights,
+            inputs,
+            dict.fromkeys(outputs),
+            {tensor.name: tensor for tensor in self.weights},
+            dtypes=dtypes,
+            functions=functions,
+            opset=self.opset,
+            ir_version=9,
         )
-        domains = sorted({node.domain for node in self.nodes} - {""})
-        opsets = [
-            helper.make_opsetid("", self.opset),
-            *(helper.make_opsetid(d, 1) for d in domains),
-        ]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=9, functions=functions)
         onnx.save(model, path)
         return path
 

@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import slicing_models as models
+from modules import module_of
 from onnx import helper, numpy_helper
 from processes import facts_of, started
 
@@ -42,13 +42,8 @@ for folder, stem in json.loads(sys.argv[1]):
 """
 
 
-def bench_models() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_models", ROOT / "bench" / "models.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def bench_models() -> Any:
+    return module_of(ROOT / "bench" / "models.py")
 
 
 def batch(folder: Path) -> Path:
@@ -59,7 +54,9 @@ def batch(folder: Path) -> Path:
 
 
 def bert(folder: Path) -> Path:
-    path: Path = bench_models().bert_like(folder, layers=2, hidden=96, heads=4, length=32)
+    path: Path = module_of(ROOT / "bench" / "models.py").bert_like(
+        folder, layers=2, hidden=96, heads=4, length=32
+    )
     return path
 
 

@@ -31,7 +31,7 @@ needs_cpu = pytest.mark.skipif(
     importlib.util.find_spec("engine_cpu") is None, reason="the cpu backend is not installed"
 )
 
-# What one rank exchanges in a predict, for 2 ranks and for 4.
+# Exchanges of one rank in a predict, for 2 ranks and for 4.
 EXCHANGES = {
     "mlp": ({"AllReduce": 1},) * 2,
     "gemms": ({"AllReduce": 1},) * 2,
@@ -47,7 +47,7 @@ EXCHANGES = {
 BIT_EQUAL = {"column", "channels", "lstm", "unknown"}
 """No sum goes over ranks there."""
 ROUNDED = {"quantized": 2e-2}
-"""Where a runtime's kernels for the whole model round in their own way."""
+"""Tolerances where a runtime's kernels for the whole model round in their own way."""
 
 NEEDS_1_24 = {
     "node_attention": "computes Attention otherwise than onnx's reference: nothing is alike",

@@ -26,8 +26,8 @@ FOREIGN = {
 OWN = {
     "engine.backends.advice", "engine.backends.device_types", "engine.backends.isolation.probe",
     "engine.config.reader", "engine.config.schema", "engine.config.sections",
-    "engine.config.shapes", "engine.convert",
-    "engine.converter", "engine.model.update", "engine.formats.encryption",
+    "engine.config.shapes", "engine.converter",
+    "engine.model.update", "engine.formats.encryption",
     "engine.formats.format", "engine.formats.recognised", "engine_mindir",
     "engine.formats.onnx.folding", "engine.formats.onnx.growth", "engine.formats.onnx.order",
     "engine.formats.onnx.small_values", "engine.formats.onnx.sparse",

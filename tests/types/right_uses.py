@@ -132,6 +132,7 @@ def measured(model: engine.Model) -> None:
     engine.bench(model, tensor, runs=10).latency_s["p50"]
     engine.bench("net.onnx", {"x": tensor}, target=["gpu", "cpu"], clients=4)
     engine.compare("net.onnx", inputs=[tensor], targets=("cpu", "reference"))
+    engine.diff("a.onnx", "b.onnx", {"x": tensor}, configs=({"a": {"b": 1}}, None), inside=True)
     model.update_weights({"w": array, "v": tensor})
     model.update_weights([[engine.Tensor(array)]])
 
@@ -182,6 +183,9 @@ def models() -> None:
     built.build_from_file("net.onnx", engine.ModelType.MINDIR, settings(), dec_mode="AES-CBC")
     built.build_from_buffer(b"", dec_key=b"", dec_mode="SM4-CBC")
     print(engine.inspect("net.mindir", dec_key=b"", dec_mode="AES-GCM").node_count)
+    explained = engine.explain("net.onnx", ["gpu", "cpu"], inputs={"x": [1.0]}, profile=True)
+    print(explained.flops, explained.nodes[0].moved_bytes, explained.to_json())
+    explained.save_html("net.html")
     model.resize(model.get_inputs(), [[1, 3]])
     print(model.inputs[0].name, len(model.placement), engine.devices(), engine.doctor("cpu"))
 

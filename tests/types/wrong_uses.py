@@ -59,6 +59,7 @@ def measured(model: engine.Model) -> None:
     engine.bench("net.onnx", object())  # type: ignore[arg-type]
     engine.bench("net.onnx", duration_s="1")  # type: ignore[arg-type]
     engine.compare("net.onnx", inputs=1)  # type: ignore[arg-type]
+    engine.diff("net.onnx", targets="cpu")  # type: ignore[arg-type]
     model.update_weights([array])  # type: ignore[list-item]
 
 
@@ -88,6 +89,7 @@ def models() -> None:
     engine.load("net.onnx", dec_mode="gcm")  # type: ignore[arg-type]
     engine.load("net.onnx", provider="cuda")  # type: ignore[call-arg]
     engine.inspect("net.onnx", dec_mode="gcm")  # type: ignore[arg-type]
+    engine.explain("net.onnx", roof=1e9)  # type: ignore[arg-type]
     engine.InferenceSession("net.onnx")  # type: ignore[attr-defined]
     model = engine.Model()
     model.build_from_file("net.onnx", "mindir")  # type: ignore[arg-type]

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx.parser import parse_model
+from graphs import written
 
 import engine
 from engine.errors import CompiledFormError
@@ -547,15 +546,10 @@ def test_processes_that_build_the_same_model_leave_one_entry(tmp_path, builder) 
 
 def mixed_model(folder: Path) -> Path:
     """y = tanh(x @ w) + 1, which null and cpu run together where null refuses the Tanh."""
-    text = "(float[n, 64] x) => (float[n, 64] y) <float one = {1}>"
-    model = parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> g {text}'
-        "{a = MatMul(x, w) b = Tanh(a) y = Add(b, one)}"
-    )
+    text = """g (float[n, 64] x) => (float[n, 64] y) <float one = {1}>
+        { a = MatMul(x, w) b = Tanh(a) y = Add(b, one) }"""
     w = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
-    onnx.save(model, folder / "mixed.onnx")
-    return folder / "mixed.onnx"
+    return written(folder / "mixed.onnx", text, w=w)
 
 
 @needs_cpu

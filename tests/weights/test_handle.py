@@ -368,7 +368,7 @@ def test_slaves_on_the_cpu_map_the_masters_weights(
         assert left(tmp_path / "master")
         master.kill()
         assert [other.tell(do="predict")["y"] for other in (slave, stranger)] == [first["y"]] * 2
-    # What a killed master leaves goes when the next one of that folder comes.
+    # Files of a killed master go when the next one of that folder comes.
     with PrivateFolder(tmp_path / "master"):
         pass
     assert left(tmp_path / "master") == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx.parser import parse_model
+from graphs import parsed
 
 import engine
 
@@ -24,11 +24,11 @@ def scanned(operator: str, weight: list[int], declared: str) -> engine.Model:
     """y: for each row of x: float32[3, 4, 1], what the operator makes of it and the weight."""
     w = f"int64[{len(weight)}] w = {{{', '.join(map(str, weight))}}}"
     text = (
-        f'<ir_version: 9, opset_import: ["": 18]> g (float[3, 4, 1] x) => (float[] y) <{w}> {{'
+        f"g (float[3, 4, 1] x) => (float[] y) <{w}> {{"
         f"s = Scan<num_scan_inputs = 1, body = body (float[4, 1] e) => (float{declared} o)"
         f"{{o = {operator}(e, w)}}>(x) y = Neg(s)}}"
     )
-    return engine.load(parse_model(text), target="cpu", variable_weights=["w"])
+    return engine.load(parsed(text, opset=18), target="cpu", variable_weights=["w"])
 
 
 CASES: dict[str, tuple[list[int], list[int], Callable[[Array, Array], Array]]] = {

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx.parser import parse_model
+from graphs import written
 
 import engine
 from engine import Model
@@ -47,12 +46,9 @@ def _threads_in_turns() -> Iterator[None]:
 def path(null_backend: str, tmp_path: Path) -> Path:
     """y = (x + v) * FACTOR + w, x int64[2]: each element of y says which v and w it is of."""
     weights = f"int64[1] v = {{0}}, int64[1] w = {{0}}, int64 k = {{{FACTOR}}}"
-    model = parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> g (int64[2] x) => (int64[2] y) <{weights}>'
-        "{a = Add(x, v) b = Mul(a, k) c = Neg(b) d = Neg(c) y = Add(d, w)}"
-    )
-    onnx.save(model, tmp_path / "model.onnx")
-    return tmp_path / "model.onnx"
+    nodes = "a = Add(x, v) b = Mul(a, k) c = Neg(b) d = Neg(c) y = Add(d, w)"
+    text = f"g (int64[2] x) => (int64[2] y) <{weights}> {{ {nodes} }}"
+    return written(tmp_path / "model.onnx", text)
 
 
 class _Predicts:

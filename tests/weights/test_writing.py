@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx.parser import parse_model
+from graphs import written
 
 import engine
 from engine.host import child
@@ -38,15 +38,9 @@ LONG_S = 120
 
 def large(folder: Path, number: int = 0) -> Path:
     """y = x @ w + 1; in a file old enough that its digest can be remembered."""
-    model = parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> '
-        f"g (float[n, {ROWS}] x) => (float[n, {COLUMNS}] y) <float one = {{1}}>"
-        "{a = MatMul(x, w) y = Add(a, one)}"
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weights(number), "w"))
-    path = folder / f"large{number}.onnx"
-    onnx.save(model, path)
-    return path
+    text = f"""g (float[n, {ROWS}] x) => (float[n, {COLUMNS}] y) <float one = {{1}}>
+        {{ a = MatMul(x, w) y = Add(a, one) }}"""
+    return written(folder / f"large{number}.onnx", text, w=weights(number))
 
 
 def weights(number: int = 0) -> np.ndarray[Any, Any]:

@@ -1,6 +1,6 @@
 """A backend with means of its own to share weights between processes: the null one, and a file.
 
-Source of a plugin "vendor". What it lends are the weights as they are in the master, five times as
+Source of a plugin "vendor". It lends the weights as they are in the master, five times as
 large as the file's, so that a slave that read the model's own would be found out.
 """
 

@@ -12,6 +12,7 @@ environments, except the one of `[cpu]`, which pip makes, as users do.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -90,6 +91,10 @@ def build(dist: Path) -> None:
         run("uv", "build", "--quiet", "--out-dir", dist, project, folder=dist)
     for wheel in sorted(dist.glob("*.whl")):
         names = zipfile.ZipFile(wheel).namelist()
+        [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
+        page = zipfile.ZipFile(wheel).read(metadata).decode()
+        if "\n# " not in page or re.search(r"\]\((?!https:)", page):
+            sys.exit(f"{wheel.name} shows a package index no page, or links that lead nowhere")
         for needed in NEEDED:
             if not any(name.endswith(needed) for name in names):
                 sys.exit(f"{wheel.name} lacks {needed}")

@@ -18,7 +18,8 @@ from engine_testing.shared_memory import left_since, names
 
 sys.path.insert(0, str(Path(__file__).parent))
 import odd_backend as odd
-from worker_steps import Make, left, states, wait_until
+from waiting import wait_until
+from worker_steps import Make, left, states
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx.parser import parse_model
+from graphs import written
 
 from engine import Context, MultiDeviceRunner
 from engine.errors import InputError
@@ -21,10 +21,7 @@ from engine.workers.slicing import Slicing
 
 def write(folder: Path, nodes: str, x: str, y: str = "", weights: str = "") -> Path:
     text = f"net (float[{x}] x) => (float[{y or x}] y) <{weights}> {{{nodes}}}"
-    path = folder / "net.onnx"
-    model = parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
-    path.write_bytes(model.SerializeToString())
-    return path
+    return written(folder / "net.onnx", text)
 
 
 def specs_of(path: Path) -> tuple[Any, Any]:

@@ -17,7 +17,8 @@ import numpy as np
 import onnx
 import pytest
 from odd_backend import COMPILE, HANG, LAST, LEAVE, REST
-from worker_steps import Make, check, children, rows, states, wait_until
+from waiting import children, wait_until
+from worker_steps import Make, check, rows, states
 
 from engine import CancelToken, Context, MultiDeviceRunner, Tensor
 from engine.errors import Cancelled, DeadlineExceeded, InputError, ModelError, ModelStateError
@@ -43,6 +44,9 @@ def test_requests_of_any_batch_give_what_one_process_gives(runner: MultiDeviceRu
     assert str(found).endswith(f"ready, process {found.workers[1].pid}, 0 restarts")
     [given] = runner.get_inputs()
     assert (given.name, given.shape) == ("x", [-1, 3])
+    assert [str(spec) for spec in (*runner.inputs, *runner.outputs)] == 2 * ["float32[batch, 3]"]
+    assert {(node.backend, node.device) for node in runner.placement} == {("null", "null:0")}
+    assert (runner.is_ready, runner.is_in_process, runner.shares_runs) == (True, False, False)
 
 
 def test_streams_of_requests_keep_their_order(runner: MultiDeviceRunner) -> None:

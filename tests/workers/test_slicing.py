@@ -108,7 +108,7 @@ CUTS = {
     "a batch of none": (OPEN, [(0, 3)], 4, [0]),
     "sizes that it was compiled for": (Slicing([BOUNDED], [Y3]), [(16, 3)], 2, [4, 4, 4, 4]),
     "sizes from 2 to 4": (Slicing([BOUNDED], [Y3]), [(5, 3)], 4, [3, 2]),
-    # What the model would refuse or decide is left to it in one piece.
+    # Requests that the model would refuse or decide are left to it in one piece.
     "it may broadcast": (Slicing([X3, spec("m", "N")], [Y3]), [(4, 3), (1,)], 2, [4]),
     "another rank": (Slicing([X3, spec("m", "N")], [Y3]), [(12,), (4,)], 2, [12]),
     "as np.fromfile gives it": (Slicing([spec("x", 1, 3)], [spec("y", 1, 3)]), [(3,)], 2, [3]),

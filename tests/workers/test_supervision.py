@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from odd_backend import COMPILE, CRASH, CRASH_ONCE, HANG, HANGS, REST
-from worker_steps import Make, check, children, kill, pids, rows, states, wait_until
+from waiting import children, wait_until
+from worker_steps import Make, check, kill, pids, rows, states
 
 from engine import CancelToken, MultiDeviceRunner
 from engine.errors import Cancelled, DeadlineExceeded, ModelError, RequestRefused
@@ -29,6 +30,19 @@ def test_an_idle_worker_that_dies_is_followed_by_another(runner: MultiDeviceRunn
     assert first not in pids(runner)
     assert pids(runner)[1] == second
     assert runner.statistics().restarts - before.restarts == 1
+
+
+def test_a_runner_is_ready_while_one_of_its_workers_is(runner: MultiDeviceRunner) -> None:
+    first, second = pids(runner)
+    kill(first)
+    wait_until(lambda: states(runner)[0] != "ready")
+    assert runner.is_ready
+    kill(second)
+    wait_until(lambda: not runner.is_ready)
+    assert runner.why_not_ready.startswith("no worker is ready: worker 0 (device 0) ")
+    wait_until(lambda: runner.is_ready)
+    check(runner.predict([rows(2)]), rows(2))
+    wait_until(lambda: states(runner) == ["ready", "ready"])
 
 
 def test_a_request_whose_worker_dies_is_run_by_another(runner: MultiDeviceRunner) -> None:

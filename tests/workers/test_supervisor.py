@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker_steps import wait_until
+from waiting import wait_until
 
 from engine import CancelToken, Context
 from engine.errors import Cancelled, DeadlineExceeded, InputError, ModelError, ModelStateError

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx.helper import make_node
-from worker_steps import Make, kill, pids, states, wait_until
+from waiting import wait_until
+from worker_steps import Make, kill, pids, states
 
 from engine import MultiDeviceRunner, Tensor
 from engine.errors import InputError, ModelStateError, RequestRefused

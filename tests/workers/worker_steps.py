@@ -6,26 +6,15 @@ import gc
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from waiting import children, wait_until
 
 from engine import MultiDeviceRunner
 
 Make = Callable[..., MultiDeviceRunner]
-
-
-def children() -> set[int]:
-    """Return this process's children, ended ones that nobody has waited for among them."""
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError):  # the thread has ended meanwhile
-            found.update(map(int, (task / "children").read_text().split()))
-    return found
 
 
 def left() -> tuple[int, int, frozenset[int]]:
@@ -67,10 +56,3 @@ def kill(*processes: int) -> None:
     assert all(processes)
     for process in processes:
         os.kill(process, signal.SIGKILL)
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 120) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.005)

@@ -2,8 +2,8 @@
 
     isolated(open_backend("cpu")).load(source, options)
 
-What a runtime does to its process - a crash in a kernel, a call that never returns - it does to a
-worker: the caller gets an error, and the next predict a new worker. To the rest of the core this
+Harm that a runtime does to its process - a crash in a kernel, a call that never returns - is a
+worker's: the caller gets an error, and the next predict a new worker. To the rest of the core this
 is a backend like any other. A worker's side is in `worker`.
 
 A model has one worker, which runs its predicts on a thread for each context; each context has a
@@ -21,12 +21,13 @@ from copy import copy
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, cast
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
 from engine.backends.backend import Backend
 from engine.backends.isolation.process import COMPILING, GRACE_S, LOADING, RUNNING, Process
-from engine.errors import Cancelled, DeadlineExceeded, InputError, ModelError
+from engine.errors import Cancelled, DeadlineExceeded, InputError, ModelError, one_line
 from engine.host.arena import Arena
 from engine.host.channel import LOOK_S, owned
 from engine.host.interrupts import raised_by_handler
@@ -55,6 +56,7 @@ _KEPT = frozenset(
 """Capabilities that do not need the caller's memory."""
 _GIVEN = frozenset({Capability.DEADLINES, Capability.CANCEL_PREDICT})
 """Those that every isolated backend has: what does not stop by itself is ended."""
+_PAUSE_S = 1.0  # between a start that failed and the next that nobody waits for
 
 
 def isolated(backend: Backend) -> Backend:
@@ -62,8 +64,15 @@ def isolated(backend: Backend) -> Backend:
     result = copy(backend)
     result.capabilities = (backend.capabilities & _KEPT) | _GIVEN
     result.info = replace(backend.info, capabilities=result.capabilities)
+    executables = _executables[result] = WeakSet()
+
+    def compiled(loaded: LoadedModel, options: CompileOptions) -> _RemoteExecutable:
+        executable = _RemoteExecutable(loaded)
+        executables.add(executable)
+        return executable
+
     result.load = lambda source, options: _RemoteModel(backend, source, options)
-    result.compile = lambda loaded, options: _RemoteExecutable(loaded)
+    result.compile = compiled
     result.predict, result.predict_with, result.begin_with = _predict, None, None
     return result
 
@@ -71,6 +80,15 @@ def isolated(backend: Backend) -> Backend:
 def is_isolated(backend: Backend) -> bool:
     """Return whether a backend is one that `isolated` gave."""
     return backend.predict is _predict
+
+
+def why_lost(backend: Backend) -> str:
+    """Say how processes of an isolated backend were lost, "" where all are there; does not wait.
+
+    One that has ended is started again, as the next predict would have it.
+    """
+    reasons = [executable.revived() for executable in [*_executables.get(backend, ())]]
+    return "; ".join(filter(None, reasons))
 
 
 @contextmanager
@@ -191,11 +209,7 @@ class _RemoteExecutable:
                 return process
             if self._process is None:
                 raise ModelError("the model is closed")
-            if self._starting is None:
-                # Not closed: other contexts may be about to tell how it ended. It goes with them.
-                self._process.worker.kill()
-                self._starting = _Start(self._fresh)
-            starting = self._starting
+            starting = self._begun(self._process)
         while not starting.is_done.wait(LOOK_S):
             check()
         with self._lock:
@@ -205,6 +219,32 @@ class _RemoteExecutable:
             assert starting.error is not None, "it is done"
             raise starting.error
         return starting.process
+
+    def _begun(self, ended: Process) -> _Start:
+        """Return the start of the worker that follows one that has ended, with the lock held."""
+        if self._starting is None:
+            # Not closed: other contexts may be about to tell how it ended. It goes with them.
+            ended.worker.kill()
+            self._starting = _Start(self._fresh)
+        return self._starting
+
+    def revived(self) -> str:
+        """Have a worker that has ended started again; say why there is none, "" where there is.
+
+        Does not wait. After a start that failed, the next one is a second later.
+        """
+        with self._lock:
+            if (ended := self._process) is None or self.alive() is not None:  # closed, or well
+                return ""
+            starting = self._begun(ended)
+            if starting.process is not None:
+                self._starting, self._process = None, starting.process
+                return ""
+            if starting.error is None:
+                return "the model's process has ended, and another is being started"
+            if time.monotonic() >= starting.failed_s + _PAUSE_S:
+                self._starting = None
+            return f"the model's process cannot be started again: {one_line(starting.error)}"
 
     def _fresh(self, cancel: CancelToken) -> Process:
         check = getattr(self._loaded.source, "check_unchanged", None)  # an OpenedSource's
@@ -246,13 +286,14 @@ class _RemoteExecutable:
 class _Start:
     """A worker that is being started by a thread, so that nobody has to wait for it to the end.
 
-    process, error: one of both, when it is done.
+    process, error: one of both, when it is done. failed_s: when it failed, of the monotonic clock.
     """
 
     def __init__(self, fresh: Callable[[CancelToken], Process]) -> None:
         self.is_done = threading.Event()
         self.process: Process | None = None
         self.error: BaseException | None = None
+        self.failed_s = 0.0
         self._token = CancelToken()
         self._fresh = fresh
         self._thread = threading.Thread(target=self._run, name="engine-restart", daemon=True)
@@ -262,6 +303,7 @@ class _Start:
         try:
             self.process = self._fresh(self._token)
         except BaseException as error:  # whoever waits raises it
+            self.failed_s = time.monotonic()
             self.error = error
         finally:
             self.is_done.set()
@@ -308,7 +350,7 @@ class _RemoteContext:
             try:
                 found = self._caller.results(reply)
             except Exception as error:
-                # What the reply says; cut off by a handler, it may have been noted by halves.
+                # The reply's facts; cut off by a handler, they may have been noted by halves.
                 is_done = not raised_by_handler(error)
                 raise
             results = self._given(outputs, found)
@@ -392,3 +434,7 @@ def _predict(
     context: Any, inputs: Values, outputs: Values | None, deadline_s: float | None
 ) -> Values:
     return cast("Values", context.run(inputs, outputs, deadline_s))
+
+
+_executables: WeakKeyDictionary[Backend, WeakSet[_RemoteExecutable]] = WeakKeyDictionary()
+"""Those of each isolated backend that are in use."""

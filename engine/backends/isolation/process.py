@@ -19,7 +19,7 @@ from engine.types import Capability, CompileOptions, ModelSource
 LOADING, COMPILING = "while it loaded the model", "while it compiled the model"
 RUNNING = "while it ran the model"
 _AT_WORK = (LOADING, COMPILING, RUNNING)
-"""What a worker does with the model's nodes: a crash at other times is none of theirs."""
+"""A worker's work on the model's nodes: a crash at other times is none of theirs."""
 
 GRACE_S = 1.0  # for what is asked to stop and can
 

@@ -149,7 +149,7 @@ class _Context:
 
     def cancel(self) -> None:
         with self._closing:  # the parent cancels and closes at once
-            # What a backend's cancel raises is suppressed: the parent ends what does not stop, and
+            # Errors of a backend's cancel are suppressed: the parent ends what does not stop, and
             # the thread that calls this must go on to receive.
             if self._can_cancel and not self._is_closed:
                 with suppress(Exception):

@@ -1,8 +1,8 @@
 """Bounds on what a few bytes of a model expand into when a runtime loads it.
 
 Two ways that can be seen in the file alone: constants computed from a constant shape, and
-functions that call functions. What takes shape inference to see (a tensor joined with itself
-again and again) is for the backend to bound, with its runtime's own settings.
+functions that call functions. Growth that takes shape inference to see (a tensor joined with
+itself again and again) is for the backend to bound, with its runtime's own settings.
 """
 
 from __future__ import annotations

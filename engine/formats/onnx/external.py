@@ -30,9 +30,9 @@ class ExternalFiles:
         start. Data may also lie where the model's file itself really is when `path` is a symbolic
         link: content-addressed caches link model and data into one folder of blobs.
     held: what is in memory instead, by location.
-    used: whether the model has any. versions: of the files, by the paths that their locations
-        name. linked_out: whether some is reached only through links that lead out of the folder of
-        `path`.
+    used: whether the model has any; nbytes: those of all tensors there. versions: of the files, by
+        the paths that their locations name. linked_out: whether some is reached only through links
+        that lead out of the folder of `path`.
     """
 
     def __init__(self, path: Path | None, held: Mapping[str, Sized]) -> None:
@@ -40,6 +40,7 @@ class ExternalFiles:
         self._held = held
         self.linked_out = False
         self.used = False
+        self.nbytes = 0
         self._sizes = {location: len(content) for location, content in held.items()}
         self.versions: dict[Path, FileVersion] = {}
 
@@ -79,6 +80,7 @@ class ExternalFiles:
                 f"{what} wants bytes {offset:,} to {offset + length:,} of {location!r}, "
                 f"which has {size:,} bytes"
             )
+        self.nbytes += nbytes
         return "" if location in self._held else location
 
     def _size(self, path: Path, location: str, what: str) -> int:

@@ -1,7 +1,7 @@
 """Work that a runtime does while it loads a model: nodes that read nothing but constants.
 
 Runtimes fold them into constants, whatever that takes: a few lines of a file can ask for hours or
-terabytes. What it takes is estimated here from shapes, as far as the file says them. Of a model
+terabytes. The memory for it is estimated here from shapes, as far as the file says them. Of a model
 that asks for more than others do, a backend leaves folding out and runs such nodes in predict. One
 that asks for absurd amounts is refused: no input has a say in it, so it could never run.
 """

@@ -1,6 +1,6 @@
 """Type inference beyond the file, with the onnx package; imported where that is.
 
-An operator that onnx does not know ends its inference. What such a node makes can be guessed: of
+An operator that onnx does not know ends its inference. Its results can be guessed: of
 the type that its readers' own rules want, else of the type that goes in.
 """
 
@@ -84,6 +84,16 @@ def shaped(kind: TypeProto, shape: Sequence[Dim]) -> TypeProto:
     if not kind.HasField("tensor_type") or tensor.HasField("shape"):
         return kind
     return onnx.helper.make_tensor_type_proto(tensor.elem_type, list(shape))
+
+
+def shape_of(kind: TypeProto | None) -> tuple[Dim, ...] | None:
+    """Return the shape of a type as far as it is known; None for an open rank."""
+    if kind is None or not kind.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+        for dim in kind.tensor_type.shape.dim
+    )
 
 
 def _inferred(

@@ -6,7 +6,7 @@ MODEL_BYTES = (1 << 31) - 1  # protobuf's own; larger models keep their weights 
 FIELDS = 10_000_000  # looked at one by one; some seconds of reading
 NODES = 1_000_000  # of functions that are inlined; where counting them ends
 
-# What reading may cost beside weights: so much for any file, and more in proportion to its size.
+# The cost of reading beside weights: so much for any file, and more in proportion to its size.
 # Real files have 20 bytes a field and 50 and more a part: a name alone takes that. A part is a
 # node, attribute, value or entry; tensors, subgraphs and functions, which cost more, are several.
 FREE_FIELDS, BYTES_PER_FIELD = 500_000, 8
@@ -24,16 +24,16 @@ ELEMENTS = (1 << 63) - 1  # of one tensor; what an int64 counts
 IR_VERSION = 1_000  # the newest is 14; files from the future are somebody else's to refuse
 OPSET_VERSION = 1_000_000
 
-# What a few bytes of a file may expand into. Runtimes compute constants while they load and
+# Growth that a few bytes of a file may cause. Runtimes compute constants while they load and
 # inline functions into the graph, so these bound the time and memory of a load. A dense tensor
 # that is written out in the file needs no such limit: it is as large as the file.
 FUNCTION_DEPTH = 100  # onnxruntime's
 INLINED_NODES = 65_536  # beyond those written out in the file
-# What computing constants may cost before a backend is told to leave it: see folding.py.
+# The cost of computing constants before a backend is told to leave it: see folding.py.
 FOLDING, FOLDING_PER_BYTE = 1_000_000_000, 100
 EXPANDED_BYTES = 16 << 30  # one computed tensor, and all constants computed from constant shapes
 
-# What a model may compute of constants alone, or for nothing, at all: so much for any file, and
+# The work that a model may do on constants alone, or for nothing, at all: so much for any file, and
 # more in proportion to its size. No input decides over it, so no caller's deadline or container
 # limit stands before a load. A rotary cache or a mask takes some megabytes.
 LIVE_BYTES, LIVE_PER_BYTE = 80_000_000, 10  # at one time

@@ -221,7 +221,7 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
     main = _take_part(state)
     called = check_functions(functions, main)
     weights_bytes = sum(tensor.nbytes for tensor in graph.initializers.values())
-    file_bytes = max(len(view), sum(t.nbytes for t in graph.initializers.values() if t.location))
+    file_bytes = max(len(view), files.nbytes)
     check_work(main.work, called, file_bytes)
     if growth is not None:
         growth.check_unused(graph.nodes, (name for name, _ in graph.outputs), captured, file_bytes)

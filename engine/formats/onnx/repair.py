@@ -18,7 +18,7 @@ from engine.formats.onnx.order import in_order
 def repaired(view: memoryview) -> bytes:
     """Return a model's bytes with nodes in order, repeated initializers once, outputs typed.
 
-    What cannot be repaired stays as it is: reading the result says so.
+    A fault that cannot be repaired stays: reading the result says so.
     """
     model = ModelProto.FromString(bytes(view))
     for function in model.functions:

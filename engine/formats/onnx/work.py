@@ -73,7 +73,7 @@ class Work:
     def live_bytes(self) -> tuple[int, str]:
         """Return the most memory that results take at one time, and the node that takes it.
 
-        In the file's order. What none of these nodes reads is taken to be kept.
+        In the file's order. A value that none of these nodes reads is taken to be kept.
         """
         last = {name: place for place, (node, _) in enumerate(self.steps) for name in node.inputs}
         ends: dict[int, int] = {}

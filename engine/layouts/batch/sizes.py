@@ -175,7 +175,7 @@ class Symbols:
     def broadcast(self, one: Size, other: Size) -> Size:
         """Return the size of two axes that are broadcast to each other.
 
-        What was cut to fit another axis has its size: where it is shorter, they do not fit.
+        An axis that was cut to fit another has its size: where it is shorter, they do not fit.
         """
         if self._cuts.get(one) == other:
             return other

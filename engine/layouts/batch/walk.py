@@ -32,10 +32,10 @@ Scope: TypeAlias = "dict[str, Value | Mixed | None]"
 """Knowledge of tensors by name; None for one that a function's caller has left out."""
 
 _MOST_TIMES = 16
-"""How often as many nodes as a model has are looked at: the bodies of loops are, several times."""
+"""Visits of nodes, in multiples of the model's nodes: bodies of loops are visited several times."""
 _FREE = 20_000
 _UNFORESEEN = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, AssertionError)
-"""What a rule raises for a node that is not as its operator has it."""
+"""Errors of a rule for a node that is not as its operator has it."""
 _MOST_NUMBERS = 64  # of a constant that is no count: scales of a Resize
 _COUNTS = frozenset((TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL))
 _DEEPEST = 64

@@ -181,7 +181,7 @@ class _Reader:
     def read(self, segment: Segment, resident: frozenset[str]) -> Part | None:
         """Return a segment as its backend reads it; None where that refused some of it.
 
-        What it refused goes to the next candidate. resident: outputs that stay on its device.
+        Nodes that it refused go to the next candidate. resident: outputs that stay on its device.
         """
         partitioning = self._partitioning
         self._infer(segment)

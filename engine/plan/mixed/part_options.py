@@ -35,7 +35,7 @@ def part_options(
     """
     profiles = tuple(ranges.of(profile, inputs) for profile in options.profiles)
     shapes = ranges.of(options.shapes, inputs)
-    # What the shapes of a tensor are must be known in all profiles, or is said in none.
+    # The shapes of a tensor must be known in all profiles, or are said in none.
     known: list[Mapping[str, ShapeRange]] = [shapes, *profiles]
     names = [name for name in shapes if all(name in shape_ranges for shape_ranges in known)]
     return replace(

@@ -27,7 +27,7 @@ from engine.types import CompileOptions, ModelSource, ShapeRange
 
 RECORD = "partition.json"
 
-# What a partition is made by; distributed/ makes that of a rank's model.
+# The code that makes a partition; distributed/ makes that of a rank's model.
 _CODE = ("plan", "distributed", "formats/onnx")
 
 

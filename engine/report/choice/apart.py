@@ -7,6 +7,7 @@ in. Then another process goes on without that. The process ends with its parent.
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -41,13 +42,17 @@ _NICENESS = 10
 
 
 class Order(NamedTuple):
-    """All that a contest takes. variable_weights: as for `build_plan`."""
+    """All that a contest takes.
+
+    variable_weights: as for `build_plan`. begin: makes the contest; it can be pickled.
+    """
 
     source: ModelSource
     options: BuildOptions
     default: Setup
     limits: Limits
     variable_weights: Sequence[str] = ()
+    begin: Callable[..., Contest] = Contest
 
     def contest(self, **more: Any) -> Contest:
         """Return the contest, to be held here."""
@@ -57,7 +62,7 @@ class Order(NamedTuple):
         names = self.variable_weights
         build = partial(build_plan, self.source, variable_weights=names, forms=forms)
         exact = None if self.limits.max_error is None else partial(_in_float64, self.source)
-        return Contest(self.options, self.default, build, self.limits, exact=exact, **more)
+        return self.begin(self.options, self.default, build, self.limits, exact=exact, **more)
 
 
 def _in_float64(source: ModelSource, samples: Sequence[Sequence[Any]], limit_s: float) -> Any:
@@ -113,6 +118,7 @@ class _Contests:
             default=order.default,
             limits=order.limits,
             variable_weights=tuple(order.variable_weights),
+            begin=order.begin,
             known=known,
         )
         step, begin, until = Step(), monotonic(), monotonic() + _LOOK_LIMIT_S
@@ -151,9 +157,7 @@ class _Contests:
         """Return how long a step may take."""
         if step.setup is None:
             return _LOOK_LIMIT_S
-        left_s = self._order.limits.budget_s
-        if self._end is not None:
-            left_s = max(0.0, self._end - monotonic())
+        left_s = self._order.limits.budget_s if step.left_s is None else max(0.0, step.left_s)
         return left_s + _PATIENCE_S + _PATIENCE * self._default_s
 
     def _without(self, known: Known, step: Step, how: str) -> Outcome | Known:
@@ -165,9 +169,9 @@ class _Contests:
         if step.setup is None:
             return Outcome(default, f"nothing was compared: the process for that {how}")
         if step.setup == default:
-            trial = Trial(setup=default, why_not=why_not)
+            trial = Trial(setup=default, why_not=why_not, is_open=True)
             return Outcome(default, f"nothing was compared: {default}: {why_not}", (trial,))
-        return _with(known, Trial(setup=step.setup, why_not=why_not))
+        return _with(known, Trial(setup=step.setup, why_not=why_not, is_open=True))
 
 
 def _with(known: Known, trial: Trial) -> Known:
@@ -208,6 +212,7 @@ class _Request(NamedTuple):
     default: Setup
     limits: Limits
     variable_weights: Sequence[str]
+    begin: Callable[..., Contest]
     known: Known
 
 
@@ -218,6 +223,8 @@ def serve(request: _Request, parent: Connection) -> None:
     with suppress(OSError):  # not Linux
         # Where memory runs out the kernel ends this process, and not one that serves.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    # A crash is expected here, and is to leave no copy of the model: it may be a decrypted one.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     lengths = parent.recv()
     [descriptor] = receive_fds(parent, 1)
     source = _unpacked(Arena(descriptor), lengths)
@@ -235,7 +242,14 @@ def serve(request: _Request, parent: Connection) -> None:
         share_workspace=request.shares_workspace,
         place=request.place,
     )
-    order = Order(source, options, request.default, request.limits, request.variable_weights)
+    order = Order(
+        source,
+        options,
+        request.default,
+        request.limits,
+        request.variable_weights,
+        request.begin,
+    )
     try:
         outcome = order.contest(tell=tell, known=request.known).hold()
     except Exception as error:  # a file that is gone, for one: the build says it once more

@@ -40,7 +40,7 @@ def chosen_targets(
     options = targets.options
     default = Setup(tuple(targets.choice[0]))
     limits = Limits.of(options.config)
-    if why_not := _why_unmeasured(source, options):
+    if why_not := why_unmeasured(source, options):
         return _targets(options, targets.choice, default, why_not)
     choosing = _Choosing(Order(source, options, default, limits, variable_weights), targets.choice)
     if (found := choosing.found()) is not None:
@@ -62,7 +62,7 @@ class _Choosing:
     def __init__(self, order: Order, choice: Choice) -> None:
         self.order = order
         self._choice = choice
-        source, options, default, _, names = order
+        source, options, default, _, names, _ = order
         self._key = key_of(source, options, default, names)
         self._keeping = Keeping(source, options.config, self._key)
 
@@ -104,7 +104,7 @@ def _targets(options: BuildOptions, asked: Choice, setup: Setup, reason: str) ->
     return Targets(applied(setup, options), (setup.targets, f"{why}: {reason}", False))
 
 
-def _why_unmeasured(source: ModelSource, options: BuildOptions) -> str:
+def why_unmeasured(source: ModelSource, options: BuildOptions) -> str:
     """Return why the default is taken without a look at others; "" where they are tried."""
     if source.graph is None:
         return "the model is a compiled form"

@@ -40,10 +40,14 @@ Exact = Callable[[Sequence[Sequence[Any]], float], "list[dict[str, Array]] | Non
 
 
 class Step(NamedTuple):
-    """The work that a contest begins: a setup, or a look at a backend."""
+    """The work that a contest begins: a setup, or a look at a backend.
+
+    left_s: seconds that are left for a setup; None for the default, whose time does not count.
+    """
 
     setup: Setup | None = None
     backend: str = ""
+    left_s: float | None = None
 
     def __str__(self) -> str:
         return f"backend {self.backend!r}" if self.backend else str(self.setup)
@@ -87,7 +91,8 @@ class Contest:
     limits: the time counts from when the default has run. A setup is not begun without time for
     it, but ends even so: a backend may not be able to stop while it compiles. exact: None where no
     errors are measured, or nothing can tell them better than the default. tell: is told of each
-    step before it, and of each trial. known: is not tried again. clock: in seconds.
+    step before it, and of each trial. known: is not tried again. clock: in seconds. shapes: of
+    inputs that are not to have generated ones, by name.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class Contest:
         known: Known | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
+        self.shapes: Mapping[str, Sequence[int]] = {}
         self._options = options
         self._default = default
         self._build = build
@@ -121,9 +127,7 @@ class Contest:
 
         Raises Cancelled, and what a signal handler or the progress callback raises.
         """
-        self._others = tuple(
-            others(self._default.targets[0], self._known.unusable, self._note_look)
-        )
+        self._others = tuple(self._found_others())
         self._tell(Step(self._default))
         base: Running | None = None
         try:
@@ -133,7 +137,8 @@ class Contest:
                 self._pass_on(error)
                 return self._without_default(error)
             try:
-                base.learn(self._clock() + max(1.0, self._limits.budget_s), self._clock)
+                end = self._clock() + max(1.0, self._limits.budget_s)
+                base.learn(end, self._clock, self.shapes)
             except Exception as error:
                 self._pass_on(error)
                 return self._unlearned(base, error)
@@ -151,10 +156,18 @@ class Contest:
             shapes = dict(zip(base.names, shapes_of(base.samples[0].values), strict=True))
             return Outcome(chosen, reason, tuple(self._trials), shapes)
         finally:
-            if self._best is not None and self._best.running is not None:
-                self._best.running.close()
+            self._close()
             if base is not None:
                 base.close()
+
+    def _close(self) -> None:
+        """Close what is open beside the default."""
+        if self._best is not None and self._best.running is not None:
+            self._best.running.close()
+
+    def _found_others(self) -> Iterator[tuple[str, str]]:
+        """Yield the backends beside the default, each with why it cannot be had; "" if it can."""
+        return others(self._default.targets[0], self._known.unusable, self._note_look)
 
     def _note_look(self, backend: str) -> None:
         self._tell(Step(backend=backend))
@@ -218,25 +231,29 @@ class Contest:
         for trial in self._known.trials:
             if trial.setup == setup:
                 if trial.ratio is not None and not trial.why_not:
-                    self._take_if_best(trial.ratio, None)
+                    self._take_if_best(setup, trial.ratio, None)
                 return trial
         return None
 
     def _begun(self, base: Running, setup: Setup, why_not: str) -> Trial:
         self._options.check_cancelled()
-        self._options.note_progress(f"try {setup}", len(self._trials), None)
-        self._tell(Step(setup))
+        self._note_begun(setup)
+        self._tell(Step(setup, left_s=self._left_s()))
         trial = self._tried(base, setup, why_not)
         self._tell(trial)
         return trial
 
+    def _note_begun(self, setup: Setup) -> None:
+        self._options.note_progress(f"try {setup}", len(self._trials), None)
+
     def _tried(self, base: Running, setup: Setup, why_not: str) -> Trial:
         """Return the trial of a setup, which stays open where it is the fastest so far."""
-        trial = Trial(setup=setup, why_not=why_not)
+        is_open = setup.targets[0] in self._known.unusable
+        trial = Trial(setup=setup, why_not=why_not, is_open=is_open)
         if why_not:
             return trial
-        if self._left_s() < 4 * duel.least_rounds(base.call_s) * base.call_s:
-            return replace(trial, why_not="no time was left to try it")
+        if self._left_s() < self._needed_s(base, setup):
+            return replace(trial, why_not="no time was left to try it", is_open=True)
         running: Running | None = None
         try:
             running = self._opened(setup)
@@ -255,10 +272,10 @@ class Contest:
                 return replace(trial, why_not=UNCHANGED)
             self._seen.append(seen)
             self._options.check_cancelled()
-            if running.call_s > _SLOW * base.call_s:
+            if self._is_hopeless(base, running):
                 return replace(trial, default_s=base.call_s, seconds=running.call_s,
                                ratio=running.call_s / base.call_s, rounds=1)  # fmt: skip
-            found = self._compared(base, running)
+            found = self._compared(base, setup, running)
             trial = replace(
                 trial,
                 default_s=found.default_s,
@@ -266,7 +283,7 @@ class Contest:
                 ratio=found.ratio,
                 rounds=found.rounds,
             )
-            running = self._take_if_best(found.ratio, running)
+            running = self._take_if_best(setup, found.ratio, running)
         except Exception as error:
             self._pass_on(error)
             return replace(trial, why_not=one_line(error))
@@ -278,7 +295,15 @@ class Contest:
     def _has_seen(self, placement: list[Placement]) -> bool:
         return any(placement == seen for seen, _ in self._seen)
 
-    def _take_if_best(self, ratio: float, running: Running | None) -> Running | None:
+    def _needed_s(self, base: Running, setup: Setup) -> float:
+        """Return the time that must be left for a setup to be tried."""
+        return 4 * duel.least_rounds(base.call_s) * base.call_s
+
+    def _is_hopeless(self, base: Running, running: Running, at_once: int = 1) -> bool:
+        """Return whether one call tells enough of a setup. at_once: calls that may share a run."""
+        return running.call_s > at_once * _SLOW * base.call_s
+
+    def _take_if_best(self, setup: Setup, ratio: float, running: Running | None) -> Running | None:
         """Note the next trial's setup where it is the fastest so far; return what to close."""
         best = self._best
         if ratio >= MARGIN * (1.0 if best is None else best.ratio):
@@ -287,7 +312,7 @@ class Contest:
         return None if best is None else best.running
 
     def _agreement(self, base: Running, running: Running) -> Agreement:
-        end = max(self._end, self._clock() + 1 + 10 * base.call_s)
+        end = self._clock() + max(self._left_s(), 1 + 10 * base.call_s)
         return running.agrees(base, end, self._clock, self._limits.max_error)
 
     def _decision(self, base: Running) -> tuple[Setup, str]:
@@ -296,25 +321,25 @@ class Contest:
         if best is None:
             return self._default, f"nothing that was tried is clearly faster than {self._default}"
         trial = self._trials[best.place]
-        self._tell(Step(trial.setup))
+        self._tell(Step(trial.setup, left_s=self._left_s()))
         try:
             if best.running is None:
                 best = self._best = best._replace(running=self._opened(trial.setup))
             assert best.running is not None
-            again = self._compared(base, best.running).ratio
+            again = self._compared(base, trial.setup, best.running).ratio
         except Exception as error:
             self._pass_on(error)
-            self._trials[best.place] = replace(trial, why_not=one_line(error))
+            self._trials[best.place] = replace(trial, why_not=one_line(error), is_open=True)
             return self._default, f"{trial.setup} failed when it was compared again"
         if again >= MARGIN:
             why_not = f"compared again, it took {again:.3f} of the default's time"
-            self._trials[best.place] = replace(trial, why_not=why_not)
+            self._trials[best.place] = replace(trial, why_not=why_not, is_open=True)
             return self._default, f"{trial.setup} is not faster than {self._default} each time"
         ratio = max(best.ratio, again)
         self._trials[best.place] = replace(trial, ratio=ratio)
         return trial.setup, f"{trial.setup} takes {ratio:.2f} of the time of {self._default}"
 
-    def _compared(self, base: Running, running: Running) -> duel.Duel:
+    def _compared(self, base: Running, setup: Setup, running: Running) -> duel.Duel:
         values = base.samples[0].values
         return duel.duel(
             partial(base.run, values),
@@ -332,9 +357,9 @@ class Contest:
     def _unlearned(self, base: Running, error: Exception) -> Outcome:
         """Return the outcome where the default gives nothing to compare with."""
         why_not = f"it does not run on generated inputs: {one_line(error)}"
-        if isinstance(error, DeadlineExceeded):
+        if is_open := isinstance(error, DeadlineExceeded):
             why_not = f"a predict on generated inputs takes more than {self._limits.budget_s:g} s"
-        trial = Trial(setup=self._default, nodes=base.nodes(), why_not=why_not)
+        trial = Trial(setup=self._default, nodes=base.nodes(), why_not=why_not, is_open=is_open)
         return Outcome(self._default, f"nothing was compared: {why_not}", (trial,))
 
     def _left_s(self) -> float:
@@ -342,9 +367,12 @@ class Contest:
 
     def _opened(self, setup: Setup) -> Running:
         options = applied(setup, self._options)
-        plan = self._build(_Strict(options, (setup.targets, "", False)))
+        plan = self._plan(setup, _Strict(options, (setup.targets, "", False)))
         on_cpu = all(device.type == "cpu" for device in plan.run_on)
         return Running(plan, on_cpu and options.threads.intra_op == 1 and not options.is_isolated)
+
+    def _plan(self, setup: Setup, targets: Targets) -> Plan:
+        return self._build(targets)
 
     def _pass_on(self, error: Exception) -> None:
         """Raise what is nobody's fault: an interrupt, the callback's exception, Cancelled."""

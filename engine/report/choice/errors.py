@@ -1,4 +1,4 @@
-"""The error of results: how far a setup's are from the default's, or from those in float64."""
+"""Measure the distance of a setup's results from the default's, or from those in float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,35 @@ from typing import Any
 
 import numpy as np
 
+from engine.report.differences import compare_outputs, tolerances
 from engine.tensor.description import Array
+
+
+def difference(own: Mapping[str, Array], expected: Mapping[str, Array]) -> str:
+    """Return in words how outputs differ beyond the tolerances of `compare_outputs`; "" if not.
+
+    Numbers that are all small have a smaller absolute tolerance, else 0 would agree with them.
+    """
+    if own.keys() != expected.keys():
+        return f"outputs {', '.join(own)} in place of {', '.join(expected)}"
+    for name, array in own.items():
+        right = expected[name]
+        if array.dtype != right.dtype:
+            return f"output {name!r} is of {array.dtype}, not of {right.dtype}"
+        rtol, atol = tolerances(array, right)
+        largest = float(np.max(np.abs(_finite(right)), initial=0.0)) if atol else 0.0
+        found = compare_outputs({name: array}, {name: right}, atol=min(atol, rtol * largest))
+        if not found.is_within:
+            return str(found)
+    return ""
+
+
+def without_number(outputs: Mapping[str, Array]) -> str:
+    """Return the name of an output that is empty, or NaN and infinite throughout; "" for none."""
+    for name, array in outputs.items():
+        if not (_finite(array) if _is_float(array) else array).size:
+            return name
+    return ""
 
 
 def error_of(
@@ -38,10 +66,20 @@ def _error(own: Array, expected: Array, exact: Array) -> float:
     if not np.array_equal(values[~finite], known[~finite], equal_nan=True):
         return math.inf
     values, right = values[finite], right[finite]
-    difference, norm = np.linalg.norm(values - right), np.linalg.norm(right)
-    if not math.isfinite(difference):
-        return math.inf
-    return float(difference / norm) if norm else (0.0 if not difference else math.inf)
+    largest = np.max(np.abs(right), initial=0.0)
+    if not largest:
+        return math.inf if values.any() else 0.0
+    # Of a part of the largest number: no square is too large or too small.
+    with np.errstate(over="ignore", invalid="ignore"):
+        difference = np.linalg.norm((values - right) / largest)
+    error = float(difference / np.linalg.norm(right / largest))
+    return error if math.isfinite(error) else math.inf
+
+
+def _finite(array: Array) -> np.ndarray[Any, Any]:
+    wide = _wide(array)
+    finite: np.ndarray[Any, Any] = wide[np.isfinite(wide)]
+    return finite
 
 
 def _is_float(array: Array) -> bool:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import platform
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from engine.backends.discovery import installed_points
 from engine.formats.opened import OpenedSource
+from engine.host import processor
 from engine.host.cpus import usable_cpus
 from engine.host.interrupts import pass_interrupt, raise_interrupt
 from engine.host.version import __version__
@@ -55,8 +57,7 @@ def key_of(
     common = options.config.get("common_context", {})
     key = {
         "backend": CHOICE,
-        "core": __version__,
-        "machine": f"{_processor()}, {usable_cpus()} CPUs, {platform.system()}",
+        **circumstances(usable()),
         "default": str(default),
         "context": repr([context.cpu, _of_any_number(context.gpu), _of_any_number(context.ascend)]),
         "threads": repr(options.threads),
@@ -66,8 +67,16 @@ def key_of(
     }
     if isinstance(source, OpenedSource) and source.passes:
         key["passes"] = ", ".join(source.passes)
-    names = usable()
-    return key | {f"backend {p.name}": _versions(p) for p in installed_points() if p.name in names}
+    return key
+
+
+def circumstances(backends: Sequence[str]) -> dict[str, str]:
+    """Return the machine and the versions that speeds depend on, as text by name."""
+    return {
+        "core": __version__,
+        "machine": f"{processor.features()}, {usable_cpus()} CPUs, {platform.system()}",
+        **{f"backend {p.name}": _versions(p) for p in installed_points() if p.name in backends},
+    }
 
 
 def _of_any_number(settings: GpuSettings | AscendSettings) -> GpuSettings | AscendSettings:
@@ -104,17 +113,6 @@ def _versions(point: EntryPoint) -> str:
     return ", ".join(found)
 
 
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except (OSError, ValueError) as error:
-        pass_interrupt(error)
-    return platform.processor() or platform.machine()
-
-
 class Keeping:
     """The evidence of one model with one key."""
 
@@ -136,9 +134,13 @@ class Keeping:
         )
 
     def find(self) -> Evidence | None:
-        """Return the evidence, of the cache if it is there; None for none."""
+        """Return the evidence, of the cache if it is there; None for none that counts now."""
         found = self._cache.find(self._source, self._key, self._read) if self._is_on_disk else None
-        return found or _known.get(self._sketch)
+        now = time.time()
+        for evidence in (found, _known.get(self._sketch)):
+            if evidence is not None and evidence.counts_at(now):
+                return evidence
+        return None
 
     @contextmanager
     def turn(self, check: Callable[[], object]) -> Iterator[None]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from engine.errors import InputError
 from engine.host.interrupts import pass_interrupt
 from engine.plan import Plan
 from engine.plan.contexts import close
 from engine.plan.open_sizes import shapes_of_size
-from engine.report.choice.errors import error_of
-from engine.report.differences import compare_outputs
+from engine.plan.reports import total
+from engine.report.choice.errors import difference, error_of, without_number
 from engine.report.filled import Fill, run_filled
 from engine.report.parts import arrays_of
 from engine.tensor.description import Array
@@ -23,6 +26,10 @@ SIZE = 64
 """Size of the open axes of generated inputs, but the first of each input, which is 1."""
 
 _SEEDS = (0, 1)
+_ROWS = 2
+"""Size of the first axis in the last sample: what is right for one row may be wrong for others."""
+_BELOW = 100
+"""Integers there are below it: what is right for 0 and 1 may be wrong for others."""
 _LONG_S = 0.1
 """Seconds of a call from which on one sample has to do."""
 
@@ -77,31 +84,45 @@ class Running:
         """Predict once."""
         return self._plan.predict(self._context, values, None, deadline_s)
 
-    def learn(self, end: float, clock: Callable[[], float]) -> None:
+    def learn(
+        self, end: float, clock: Callable[[], float], shapes: Mapping[str, Sequence[int]]
+    ) -> None:
         """Make up inputs that fit, and keep the outputs.
 
-        end: of the time for it. Raises DeadlineExceeded where the backends can stop then.
+        end: of the time for it. shapes: that some inputs are to have, by name. Raises
+        DeadlineExceeded where the backends can stop then, and InputError where no inputs fit, or an
+        output is empty, NaN or infinite on those that do.
         """
         specs = self._plan.executable.inputs
-        first = [shapes_of_size(specs, 1, SIZE)]
+        wanted = {name: tuple(shape) for name, shape in shapes.items()}
+        first = [shapes_of_size(specs, 1, SIZE) | wanted]
         until = self._deadline(end)
 
-        def run(values: list[Any]) -> Values:
-            return self._timed(values, until, clock)
+        def run(values: list[Any]) -> dict[str, Array]:
+            outputs = self._by_name(self._timed(values, until, clock))
+            if not self.samples and (name := without_number(outputs)):
+                raise InputError(f"output {name!r} has no number there, and shows nothing")
+            return outputs
 
         for seed in _SEEDS:
-            values, results = run_filled(specs, Fill.RANDOM, run, seed, most=_SHAPES, first=first)
-            self.samples.append(Sample(values, self._by_name(results)))
+            values, outputs = run_filled(specs, Fill.RANDOM, run, seed, most=_SHAPES, first=first)
+            self.samples.append(Sample(values, outputs))
             self.bits = self.bits or _digest(self.samples[0].outputs)
             if self.call_s > _LONG_S:
                 run(values)  # the first call may have taken longer than others
             if self.call_s > _LONG_S:
                 return
-        values = [_signed(value) for value in self.samples[-1].values]
-        try:
-            self.samples.append(Sample(values, self._by_name(run(values))))
-        except Exception as error:  # a model may want numbers of 0 or more
-            pass_interrupt(error)
+        single = self.samples[-1].values
+        rows = shapes_of_size(specs, _ROWS, SIZE)
+        several = run_filled(specs, Fill.RANDOM, list, seed, most=0, first=[rows])[0]
+        for values, below in ((several, _BELOW), (several, 2), (single, 2)):
+            values = _varied(values, below)
+            try:
+                self.samples.append(Sample(values, run(values)))
+            except Exception as error:  # a model may want numbers of 0 or more, or one row
+                pass_interrupt(error)
+            else:
+                return
 
     def agrees(
         self, base: Running, end: float, clock: Callable[[], float], max_error: float | None
@@ -118,9 +139,8 @@ class Running:
                     why_not = f"its error is {errors[-1]:.3g}, above {max_error:.3g}"
                     return Agreement(errors[-1], why_not)
                 continue
-            for output in compare_outputs(own, expected).outputs:
-                if not output.is_within or output.dtypes[0] != output.dtypes[1]:
-                    return Agreement(why_not=f"its results differ from the default's: {output}")
+            if how := difference(own, expected):
+                return Agreement(why_not=f"its results differ from the default's: {how}")
         if len(base.samples) == 1:  # the first call may have taken longer than others
             self._timed(base.samples[0].values, until, clock)
         return Agreement(max(errors) if errors else None)
@@ -128,6 +148,11 @@ class Running:
     def nodes(self) -> Mapping[str, int]:
         """Return the number of nodes that each backend runs."""
         return dict(Counter(placed.backend for placed in self.placement))
+
+    def memory_bytes(self) -> int:
+        """Return the memory that it takes, as far as its backends can tell."""
+        held = total(report for _, _, report in self._plan.memory())
+        return held.weights_bytes + held.shared_bytes + held.mapped_bytes + held.workspace_bytes
 
     def close(self) -> None:
         """Free the context and what was compiled."""
@@ -161,9 +186,23 @@ def _digest(outputs: Mapping[str, Array]) -> str:
     return digest.hexdigest()
 
 
-def _signed(value: Any) -> Any:
-    """Return an input whose numbers, uniform in [0, 1), are uniform in [-4, 4) instead."""
-    if isinstance(value, list):
-        return [_signed(each) for each in value]
-    is_whole = value is None or value.dtype.kind in "biuOUS" or "int" in value.dtype.name
-    return value if is_whole else (value * 8 - 4).astype(value.dtype)
+def _varied(values: Sequence[Any], below: int) -> list[Any]:
+    """Return inputs whose floats, uniform in [0, 1), are uniform in [-4, 4) instead.
+
+    below: integers are below it where one input alone has such; two may be a text and its mask.
+    """
+    generator = np.random.default_rng(below)
+    whole = [value for value in values if getattr(value, "dtype", np.dtype(bool)).kind in "iu"]
+
+    def varied(value: Any) -> Any:
+        if isinstance(value, list):
+            return [*map(varied, value)]
+        if value is None or value.dtype.kind in "bOUS":
+            return value
+        if "int" not in value.dtype.name:
+            return (value * 8 - 4).astype(value.dtype)
+        if len(whole) != 1 or value is not whole[0]:
+            return value
+        return generator.integers(0, below, value.shape).astype(value.dtype)
+
+    return [*map(varied, values)]

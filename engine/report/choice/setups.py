@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 
 from engine.backends import Backend, BackendState, find_target, installed, open_backend
 from engine.backends.advice import disabled
@@ -62,22 +63,28 @@ def others(
             yield name, "" if is_ready else str(found[name])
 
 
-def settings(base: Setup, options: BuildOptions) -> Iterator[Setup]:
+def settings(
+    base: Setup,
+    options: BuildOptions,
+    choices: Sequence[Mapping[str, str]] = OPTIONS,
+    counts: Sequence[int] = (1,),
+) -> Iterator[Setup]:
     """Yield a setup with each of the settings that the user has left open.
 
-    base: one whose backend can be had.
+    base: one whose backend can be had. choices: of options. counts: of threads.
     """
     target = find_target(base.targets[0])
     backend: Backend = open_backend(target.backend)
     has_threads = options.threads.intra_op > 1
     given = {key for name in sections_read(target) for key in options.config.get(name, {})}
-    for keys in OPTIONS:
+    for keys in choices:
         is_left_open = given.isdisjoint(keys) and (has_threads or OF_THREADS.isdisjoint(keys))
         if is_left_open and all(_varies(backend, *pair) for pair in keys.items()):
             section = f"{target.backend}_context"
-            yield Setup(base.targets, base.threads, _merged(base, section, keys))
+            yield replace(base, sections=_merged(base, section, keys))
     if has_threads and options.threads.is_counted:
-        yield Setup(base.targets, 1, base.sections)
+        for count in counts:
+            yield replace(base, threads=count)
 
 
 def _varies(backend: Backend, key: str, value: str) -> bool:
@@ -99,8 +106,8 @@ def lower(base: Setup, options: BuildOptions) -> Iterator[Setup]:
         return
     section = f"{target.backend}_context"
     for arithmetic in LOWER:
-        sections = _merged(base, section, {"arithmetic": str(arithmetic)})
-        yield Setup(base.targets, base.threads, sections)
+        keys = {"arithmetic": str(arithmetic)}
+        yield replace(base, sections=_merged(base, section, keys))
 
 
 def shows_in_placement(setup: Setup) -> bool:
@@ -119,6 +126,8 @@ def applied(setup: Setup, options: BuildOptions) -> BuildOptions:
     context.target = list(setup.targets)
     if setup.threads:
         context.cpu.thread_num = setup.threads
+    if setup.workers:
+        context.parallel.workers_num = setup.workers
     config = {**options.config}
     for name, keys in setup.sections.items():
         config[name] = {**config.get(name, {}), **keys}

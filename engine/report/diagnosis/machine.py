@@ -12,9 +12,9 @@ from pathlib import Path
 from importlib_metadata import PackageNotFoundError, version
 
 from engine.backends import installed
+from engine.backends.install import pip_install
 from engine.errors import CommunicatorError
 from engine.host.cpus import cgroup_quota, usable_cpus
-from engine.host.install import pip_install
 from engine.host.threads import local_processes
 from engine.host.version import __version__
 from engine.report.diagnosis.finding import Finding, Status

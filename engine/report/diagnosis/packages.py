@@ -40,7 +40,7 @@ class Packages:
     def look_at(self, distribution: str) -> list[Finding]:
         """Check that the requirements of a distribution are there, undamaged, in fitting versions.
 
-        What it requires itself is a problem where it is not met; what those require in turn, and
+        A requirement of its own is a problem where it is not met; those of others in turn, and
         the core's extras, are notes. Nothing for a distribution that is not installed.
         """
         name = _normal(distribution)

@@ -1,6 +1,6 @@
 """The observers that are switched on for a model: made once a process, told of events.
 
-What an observer raises is logged, once for each of its methods, and changes nothing for those who
+An observer's exception is logged, once for each of its methods, and changes nothing for those who
 build, ask or close.
 """
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class ObservedThread:
     """The state of a thread, which it asks for all that it does not watch itself."""
 
-    is_plain = False  # so that `give` sees every result
+    is_plain = is_open_ended = False  # so that `give` sees every result
     expected = ((None, None),)  # which fits nothing: `take` sees every input
 
     def __init__(self, own: ThreadState, request: ObservedRequest) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import NodeProto
 
 from engine.context import Context
-from engine.convert.sample_inputs import FLOATS
+from engine.converter.sample_inputs import FLOATS
 from engine.errors import EngineError, ModelError, one_line
 from engine.formats.micro_batches import MicroBatches
 from engine.plan.disagreement import sizes_and_disagreement

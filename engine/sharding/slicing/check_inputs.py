@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from onnx import NodeProto
 
-from engine.convert.sample_inputs import random
+from engine.converter.sample_inputs import random
 from engine.errors import ModelError
 from engine.layouts.rules import LOOKUPS
 from engine.layouts.rules.elementwise import NAMES

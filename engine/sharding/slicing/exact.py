@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from onnx.inliner import inline_local_functions
 
-from engine.convert.sample_inputs import FLOATS
+from engine.converter.sample_inputs import FLOATS
 from engine.formats import ModelFile
 from engine.formats.onnx.double import widen
 from engine.host.interrupts import pass_interrupt

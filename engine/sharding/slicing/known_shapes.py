@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
+from engine.formats.onnx.infer import shape_of
 from engine.types import Dim
 
 Shape: TypeAlias = "tuple[Dim, ...]"
@@ -37,16 +38,6 @@ def added(proto: ModelProto, types: Mapping[str, TypeProto]) -> int:
         for name, like, shape in rule(node, known) if rule else ():
             count += known.declare(name, like, shape)
     return count
-
-
-def shape_of(kind: TypeProto | None) -> Shape | None:
-    """Return the shape of a type as far as it is known; None for an open rank."""
-    if kind is None or not kind.tensor_type.HasField("shape"):
-        return None
-    return tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
-        for dim in kind.tensor_type.shape.dim
-    )
 
 
 class _Known:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.context import Context
-from engine.convert.sample_inputs import FLOATS
+from engine.converter.sample_inputs import FLOATS
 from engine.formats import ModelFile
 from engine.formats.onnx.infer import types_of
 from engine.plan.extract import Whole

@@ -24,7 +24,7 @@ from engine.errors import ModelError
 from engine.formats import ModelFile
 from engine.formats.collectives import is_collective
 from engine.formats.onnx.graphs import RANDOM, inputs, reads, subgraphs
-from engine.formats.onnx.infer import is_known, types_of
+from engine.formats.onnx.infer import is_known, shape_of, types_of
 from engine.formats.onnx.safe_inference import infer_shapes
 from engine.formats.onnx.weights import with_weights_apart
 from engine.formats.opened import OpenedSource
@@ -110,7 +110,7 @@ class Original:
     def shape(self, name: str) -> Shape | None:
         """Return the shape of a tensor as far as it is known; None for an open rank."""
         if name not in self._shapes:
-            self._shapes[name] = known_shapes.shape_of(self.types.get(name))
+            self._shapes[name] = shape_of(self.types.get(name))
         return self._shapes[name]
 
     def _read_dtype(self, name: str) -> DType | None:

@@ -83,7 +83,7 @@ class Report:
     def balance(self) -> float:
         """The most weights that a rank holds, over an even split of what was divided.
 
-        What was not divided counts as what it takes on each rank of its stage; with pipeline
+        An undivided weight counts as what it takes on each rank of its stage; with pipeline
         stages it is the largest rank over the mean.
         """
         if not self.ranks:

@@ -2,7 +2,7 @@
 
 A model whose shapes are computed (Shape, Gather, Concat, Reshape) leaves onnx with open sizes of
 made-up names. Two sizes that an operator needs to be equal are one from here on, and one that a
-weight fixes is a number. What is found steers only which axes are divided: the slices are checked.
+weight fixes is a number. These shapes steer only which axes are divided: the slices are checked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pipeline stages: a program cut where little is to be sent on, in parts of about equal weights.
 
-Ranks are numbered stage by stage. What a stage needs of an earlier one goes from each rank to the
+Ranks are numbered stage by stage. Values of an earlier stage go from each rank to the
 one at the same place, in the form in which that has it: a part stays a part.
 """
 

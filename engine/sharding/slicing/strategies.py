@@ -39,7 +39,7 @@ _log = logging.getLogger("engine")
 
 
 class Wish(NamedTuple):
-    """How an input of a node is to be split. is_firm: no way may do otherwise."""
+    """The wanted split of a node's input. is_firm: no way may do otherwise."""
 
     split: Split
     is_firm: bool

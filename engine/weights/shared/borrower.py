@@ -2,7 +2,7 @@
 
 The files that the master gives come as descriptors. They get a name in a folder of this process's
 own, as hard links, because runtimes open files by name and look at where these lie; the folder is
-removed when the model is built. What is mapped stays: a slave outlives its master.
+removed when the model is built. Mapped files stay: a slave outlives its master.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The build of a model that lends its weights to other processes.
 
-What is lent is the compiled form that the model is built from: that of the compile cache, or where
+The loan is the compiled form that the model is built from: that of the compile cache, or where
 the cache does not keep this model one in a private folder. Its files are linked into a folder of
 this process's own, so that they have a name for as long as the model lives, whatever becomes of the
 cache. A backend that has means of its vendor's (SHARE_WEIGHTS) lends by these too.
@@ -59,7 +59,7 @@ class Loan:
         self._held = held
 
     def close(self) -> None:
-        """End the loan: nobody borrows any more. What is mapped stays; twice does nothing."""
+        """End the loan: nobody borrows any more. Mapped files stay; twice does nothing."""
         self._held.close()
 
 

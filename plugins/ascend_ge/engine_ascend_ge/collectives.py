@@ -26,20 +26,8 @@ def engine_allreduce(
     deadline_s: float | None,
 ) -> bool:
     source, target = _buffers(comm, send, receive, stream=stream)
-    number = _reducible(source.dtype)
-    _run(
-        comm,
-        "all-reduce",
-        lambda handle, where: comm.hccl.HcclAllReduce(
-            source.pointer, target.pointer, math.prod(source.shape), number, _op(op), handle, where
-        ),
-        stream,
-        (source, target),
-        deadline_s,
-    )
-    if op is ReduceOp.MEAN:
-        _divide(target, comm.world_size, stream)
-    return True
+    call = "HcclAllReduce", source.pointer, target.pointer, math.prod(source.shape)
+    return _reduce(comm, "all-reduce", call, op, stream, (source, target), deadline_s)
 
 
 @hookimpl
@@ -52,20 +40,8 @@ def engine_reduce_scatter(
     deadline_s: float | None,
 ) -> bool:
     source, target = _buffers(comm, send, receive, stream=stream)
-    number = _reducible(source.dtype)
-    _run(
-        comm,
-        "reduce-scatter",
-        lambda handle, where: comm.hccl.HcclReduceScatter(
-            source.pointer, target.pointer, math.prod(target.shape), number, _op(op), handle, where
-        ),
-        stream,
-        (source, target),
-        deadline_s,
-    )
-    if op is ReduceOp.MEAN:
-        _divide(target, comm.world_size, stream)
-    return True
+    call = "HcclReduceScatter", source.pointer, target.pointer, math.prod(target.shape)
+    return _reduce(comm, "reduce-scatter", call, op, stream, (source, target), deadline_s)
 
 
 @hookimpl
@@ -77,17 +53,8 @@ def engine_allgather(
     deadline_s: float | None,
 ) -> bool:
     source, target = _buffers(comm, send, receive, stream=stream)
-    _run(
-        comm,
-        "all-gather",
-        lambda handle, where: comm.hccl.HcclAllGather(
-            source.pointer, target.pointer, source.nbytes, hccl.BYTES, handle, where
-        ),
-        stream,
-        (source, target),
-        deadline_s,
-    )
-    return True
+    call = "HcclAllGather", source.pointer, target.pointer, source.nbytes, hccl.BYTES
+    return _run(comm, "all-gather", call, stream, (source, target), deadline_s)
 
 
 @hookimpl
@@ -99,17 +66,8 @@ def engine_broadcast(
     deadline_s: float | None,
 ) -> bool:
     [value] = _buffers(comm, buffer, stream=stream)
-    _run(
-        comm,
-        "broadcast",
-        lambda handle, where: comm.hccl.HcclBroadcast(
-            value.pointer, value.nbytes, hccl.BYTES, root, handle, where
-        ),
-        stream,
-        (value,),
-        deadline_s,
-    )
-    return True
+    call = "HcclBroadcast", value.pointer, value.nbytes, hccl.BYTES, root
+    return _run(comm, "broadcast", call, stream, (value,), deadline_s)
 
 
 @hookimpl
@@ -121,18 +79,9 @@ def engine_alltoall(
     deadline_s: float | None,
 ) -> bool:
     source, target = _buffers(comm, send, receive, stream=stream)
-    count = source.nbytes // comm.world_size
-    _run(
-        comm,
-        "all-to-all",
-        lambda handle, where: comm.hccl.HcclAlltoAll(
-            source.pointer, count, hccl.BYTES, target.pointer, count, hccl.BYTES, handle, where
-        ),
-        stream,
-        (source, target),
-        deadline_s,
-    )
-    return True
+    part = source.nbytes // comm.world_size, hccl.BYTES
+    call = "HcclAlltoAll", source.pointer, *part, target.pointer, *part
+    return _run(comm, "all-to-all", call, stream, (source, target), deadline_s)
 
 
 @hookimpl
@@ -140,17 +89,8 @@ def engine_send(
     comm: HcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
 ) -> bool:
     [value] = _buffers(comm, buffer, stream=stream)
-    _run(
-        comm,
-        f"send to rank {peer}",
-        lambda handle, where: comm.hccl.HcclSend(
-            value.pointer, value.nbytes, hccl.BYTES, peer, handle, where
-        ),
-        stream,
-        (value,),
-        deadline_s,
-    )
-    return True
+    call = "HcclSend", value.pointer, value.nbytes, hccl.BYTES, peer
+    return _run(comm, f"send to rank {peer}", call, stream, (value,), deadline_s)
 
 
 @hookimpl
@@ -158,32 +98,46 @@ def engine_receive(
     comm: HcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
 ) -> bool:
     [value] = _buffers(comm, buffer, stream=stream)
-    _run(
-        comm,
-        f"receive from rank {peer}",
-        lambda handle, where: comm.hccl.HcclRecv(
-            value.pointer, value.nbytes, hccl.BYTES, peer, handle, where
-        ),
-        stream,
-        (value,),
-        deadline_s,
-    )
-    return True
+    call = "HcclRecv", value.pointer, value.nbytes, hccl.BYTES, peer
+    return _run(comm, f"receive from rank {peer}", call, stream, (value,), deadline_s)
 
 
 def _run(
     comm: HcclCommunicator,
     doing: str,
-    call: Any,
+    call: tuple[Any, ...],
     stream: int | None,
     used: tuple[DeviceBuffer, ...],
     deadline_s: float | None,
-) -> None:
-    """Queue it, unless there is nothing in the buffers: their sizes are equal on all ranks."""
+) -> bool:
+    """Queue it, unless there is nothing in the buffers: their sizes are equal on all ranks.
+
+    call: HCCL's function by name, and its arguments but the communicator and the stream.
+    """
+    name, *arguments = call
     if used[0].nbytes:
-        comm.queue(doing, call, stream, used, deadline_s)
+        function = getattr(comm.hccl, name)
+        comm.queue(doing, lambda *where: function(*arguments, *where), stream, used, deadline_s)
     else:
         comm.check()
+    return True
+
+
+def _reduce(
+    comm: HcclCommunicator,
+    doing: str,
+    call: tuple[Any, ...],
+    op: ReduceOp,
+    stream: int | None,
+    used: tuple[DeviceBuffer, ...],
+    deadline_s: float | None,
+) -> bool:
+    """Queue a reduction into the last of the buffers. call: without the element type and `op`."""
+    number = _reducible(used[0].dtype)
+    _run(comm, doing, (*call, number, _op(op)), stream, used, deadline_s)
+    if op is ReduceOp.MEAN:
+        _divide(used[-1], comm.world_size, stream)
+    return True
 
 
 def _buffers(

@@ -62,7 +62,6 @@ class HcclCommunicator:
         self._error: CommunicatorError | None = None
         self._step = 0
         self._queued: dict[int, list[_Queued]] = {}  # by stream
-        self._is_stuck = False
         self._comm = 0
         self.stream = 0
         try:
@@ -83,7 +82,7 @@ class HcclCommunicator:
     def _ask_for_determinism(self) -> bool:
         """Have all-reduces give equal bits in every run: a setting of the process, not of a call.
 
-        What the user has set in HCCL_DETERMINISTIC stands.
+        The user's HCCL_DETERMINISTIC stands.
         """
         if os.environ.get("HCCL_DETERMINISTIC"):
             return os.environ["HCCL_DETERMINISTIC"].lower() in ("true", "strict")

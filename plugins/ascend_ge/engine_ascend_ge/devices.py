@@ -1,4 +1,4 @@
-"""Which Ascend devices this machine has now, or why none can be used."""
+"""The Ascend devices that this machine has now, or why none can be used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Weights in files beside an .om, which ATC makes with --external_weight=1.
 
 A file is named after its content, so models that have a tensor in common have a file of one name.
-What is on the device is one block for each model, of the tensors that were not there yet; a load is
+On the device is one block for each model, of the tensors that were not there yet; a load is
 given their addresses. A block may be another process's, opened by a key: see `lending`.
 
 pyACL has no call for it: `aclmdlSetExternalWeightAddress` of libascendcl.so takes the handle that

@@ -1,7 +1,7 @@
 """Weights on a device that other processes use too, by `acl.rt.ipc_mem_*` with the list of pids.
 
-The exporter must outlive its borrowers: their memory is the exporter's. What a driver knows a
-process by is its number outside of containers; the master and its slaves share a pid namespace.
+The exporter must outlive its borrowers: their memory is the exporter's. A driver knows a
+process by its number outside of containers; the master and its slaves share a pid namespace.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Outputs:
                 is_exact = shape is not None and self.layout.is_ranged and out.port.is_open
                 own = buffer.fit(nbytes if is_exact else out.port.nbytes)
                 if _overlaps(own.pointer, own.nbytes, read):
-                    # What this context gave as resident is its input now: it stays whole.
+                    # A result that this context gave as resident is its input now: it stays whole.
                     buffer.stage.release()
                     buffer.fit(buffer.nbytes)
         return fresh

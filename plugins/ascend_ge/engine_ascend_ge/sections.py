@@ -3,7 +3,7 @@
 MindSpore Lite passes [ge_global_options], [ge_session_options], [ge_graph_options] and
 [acl_init_options], [acl_build_options] on to GE as they are. Here ATC compiles, which has a flag
 for each option that matters to a compile; where sections differ, the later one in SECTIONS wins,
-as it does in GE. What says how to run is not ATC's, and what has a place of its own is refused
+as it does in GE. Settings of a run are not ATC's, and one that has a place of its own is refused
 with that.
 """
 
@@ -68,7 +68,7 @@ ELSEWHERE: Mapping[str, str] = {
 }
 """Options that have a place of their own, and which."""
 
-# How GE runs inference anyway; another value is refused.
+# Values with which GE runs inference anyway; another one is refused.
 _FIXED = {"ge.graphRunMode": "0", "ge.exec.isUseHcom": "1", "ge.jit_compile": "2"}
 
 

@@ -31,7 +31,7 @@ LEAVE_S = 2.0  # for what a group that has failed has queued to end
 
 
 class Watched(Protocol):
-    """What has work on a stream that nobody has waited for.
+    """An owner of work on a stream that nobody has waited for.
 
     Above all a group of ranks, whose collectives may never end by themselves.
     """
@@ -97,7 +97,7 @@ def wait(acl: Any, stream: int, deadline_s: float | None = None) -> int:
 def finish(acl: Any, stream: int) -> bool:
     """Wait for what is queued before the stream is destroyed; return whether it has ended.
 
-    What a failed group has queued may never end, where it cannot be discarded.
+    Work that a failed group has queued may never end, where it cannot be discarded.
     """
     try:
         wait(acl, stream)

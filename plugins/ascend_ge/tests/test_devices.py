@@ -1,4 +1,4 @@
-"""What is found on a machine, and what is said where something is missing. Emulated."""
+"""Devices found on a machine, and the messages where something is missing. Emulated."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ tell(left={kind: live[kind] for kind in ("Event", "Stream", "Comm", "Memory") if
 
 
 def chained(tmp_path: Path, scenario: str) -> list[list[dict[str, Any]]]:
-    """What two ranks tell of three segments with two collectives between them.
+    """Return the reports of two ranks on three segments with two collectives between them.
 
     Before the scenario they predict; each predict is waited for once.
     """

@@ -88,7 +88,7 @@ def test_every_call_may_fail_at_every_place(
                 assert machine.live() == was, f"{name}[{place}] left something behind"
             tried += 1
     assert tried > 50
-    # What a failed release left is the emulator's to forget, so that the test's end is clean.
+    # The emulator forgets what a failed release left, so that the test's end is clean.
     assert machine.faults == []
     _forget(machine)
     live(build, is_affine, om)

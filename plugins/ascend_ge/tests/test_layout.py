@@ -1,4 +1,4 @@
-"""How a model file and its compiled form are brought together."""
+"""A model file and its compiled form are brought together."""
 
 from __future__ import annotations
 

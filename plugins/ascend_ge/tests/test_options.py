@@ -1,4 +1,4 @@
-"""What users set, in ATC's terms."""
+"""Users' settings, in ATC's terms."""
 
 from __future__ import annotations
 

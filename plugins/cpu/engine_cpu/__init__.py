@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # ONNX Runtime reports each session to its makers, by way of a database in the user's cache folder:
-# the model's graph name, its producer, messages of failed runs. What is in a model, an encrypted
+# the model's graph name, its producer, messages of failed runs. A model's content, an encrypted
 # one at that, stays here unless the user sets this to 0. It is read when onnxruntime is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -107,9 +107,11 @@ def engine_devices() -> Devices:
     if "CPUExecutionProvider" not in providers:
         reason = f"onnxruntime {version} was built without its CPU provider"
         return Devices(reason=reason, fix=_REINSTALL)
+    from engine.host import processor
+
     device = DeviceInfo(
         device=Device("cpu"),
-        name=_processor(),
+        name=processor.name(),
         memory_bytes=_memory_bytes(),
         lacks=_lacks(onnxruntime),
     )
@@ -157,8 +159,8 @@ def engine_predict(
     options: PredictOptions | None = None,
 ) -> Values:
     if options is not None and options.id:
-        return context.run_named(options.id, inputs, outputs, deadline_s)
-    return context.run(inputs, outputs, deadline_s)
+        return context.run_named(options.id, inputs, outputs, deadline_s)  # type: ignore[no-any-return]
+    return context.run(inputs, outputs, deadline_s)  # type: ignore[no-any-return]
 
 
 @hookimpl
@@ -176,19 +178,6 @@ def _lacks(onnxruntime: ModuleType) -> dict[str, str]:
         Capability.CANCEL_COMPILE: f"onnxruntime {onnxruntime.__version__} cannot stop while it "
         "makes a session; run: pip install --upgrade onnxruntime"
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    import platform
-
-    return platform.processor() or platform.machine()
 
 
 def _memory_bytes() -> int | None:

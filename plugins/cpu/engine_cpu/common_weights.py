@@ -3,7 +3,7 @@
 A compiled form's weights are one file, in which each tensor has its values and what the kernels
 made of them (packed). Forms of different models are in different files; so when a form is written,
 each of its tensors is looked for in the files of those that were written before (weights_pool.py).
-What is there is not stored again: the graph names the other file instead, of which the form has a
+Weights there are not stored again: the graph names the other file instead, of which the form has a
 hard link. All processes then map the same pages.
 
 ONNX Runtime writes one tensor behind the other, large ones from the start of a page. Where kernels
@@ -30,7 +30,7 @@ from engine_cpu.weights_pool import Place, Spans
 # Kernels read weights where they are mapped, with instructions that end the process where these do
 # not begin at a multiple of this (AVX-512). ONNX Runtime writes one behind the other.
 _ALIGNED = 64
-# What is larger begins in a page of its own, this many bytes behind the page's start: a MatMul of
+# A larger one begins in a page of its own, this many bytes behind the page's start: a MatMul of
 # few rows takes 3 to 10% less than from the start (8 rows of 2048 on AMD Zen 5; from 64 and 192
 # bytes it is in between). Weights in malloc's memory begin anywhere, so plain sessions have a mean.
 _PAGE = 4096
@@ -40,7 +40,7 @@ _PACKED_IN_PAGES = (1, 32)
 _LARGE_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 18  # stays in the processor's cache
 _FIELDS = 10_000_000
-# What of a tensor goes into the table: enough to find one that may be equal.
+# The part of a tensor that goes into the table: enough to find one that may be equal.
 _SAMPLE = 64
 
 
@@ -117,7 +117,7 @@ def share(
 ) -> None:
     """Move a form's weights to where they are read fastest; store in the pool what it lacks.
 
-    What it has is replaced by links to it. folder: the form, which ONNX Runtime has written and
+    Its tensors are replaced by links to it. folder: the form, which ONNX Runtime has written and
     nobody has opened yet; graph, weights: its files. pool: None for none. check: called while
     waiting for the pool; may raise. A form that cannot be read, or whose inner graphs have weights
     there, stays as it is.

@@ -15,10 +15,8 @@ of the weights, which a mapping must not exceed. Their content is the core's to 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import CompiledFormError
+from engine.host import processor
 from engine.options import is_declared
 from engine.types import CompileOptions, GraphInfo, NodeState
 from engine_cpu.fields import is_of_run
@@ -186,31 +185,9 @@ def compiled_key(options: CompileOptions, plugin_version: str) -> dict[str, str]
         "engine_cpu": plugin_version,
         "layout": LAYOUT,
         "onnxruntime": onnxruntime.__version__,
-        "processor": processor_features(),
+        "processor": processor.features(),
         "options": json.dumps(given, sort_keys=True),
     }
-
-
-@functools.cache
-def processor_features() -> str:
-    """Name the processor's model and instruction sets: kernels and packing are chosen by them."""
-    fields: dict[str, str] = {}
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                key, _, value = line.partition(":")
-                if not value:
-                    break  # the end of the first processor's
-                fields[key.strip()] = value.strip()
-    except OSError:
-        pass
-    # x86: "flags"; ARM: "Features", with numbers for the core's design.
-    features = fields.get("flags") or fields.get("Features") or platform.processor()
-    model = fields.get("model name") or " ".join(
-        fields.get(key, "") for key in ("CPU implementer", "CPU part", "CPU variant")
-    )
-    digest = hashlib.sha256(" ".join(sorted(features.split())).encode()).hexdigest()
-    return f"{platform.machine()} {model.strip()} {digest[:16]}"
 
 
 def _sizes(folder: Path) -> dict[str, int]:

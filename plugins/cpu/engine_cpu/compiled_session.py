@@ -1,6 +1,6 @@
 """Sessions of compiled forms: opened from one that is there, or writing one first.
 
-What is in the folder of one, and how it is checked, is in compiled.py.
+The content of its folder, and the check of it, are in compiled.py.
 """
 
 from __future__ import annotations

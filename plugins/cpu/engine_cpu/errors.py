@@ -127,7 +127,7 @@ def unknown_operator(text: str) -> str:
     return match[1] if match else ""
 
 
-# What ONNX Runtime says of a model that is in order and needs something that it has not. Whatever
+# Words of ONNX Runtime for a model that is in order and needs something that it has not. Whatever
 # else it says is about a model that contradicts itself or breaks a rule of ONNX.
 _LACKS = re.compile(
     r"not a registered|No Op registered|not implemented|NOT_IMPLEMENTED"

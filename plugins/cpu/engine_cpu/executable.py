@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelError
@@ -168,6 +169,14 @@ _STATE_REASONS = {
 }
 
 
+def _is_stored(source: ModelSource) -> bool:
+    """Return whether a model in memory is what its file has, byte for byte."""
+    try:
+        return source.path is not None and source.path.read_bytes() == source.data
+    except OSError:
+        return False
+
+
 class Observed:
     """The states of a model's nodes, found out when somebody asks.
 
@@ -204,8 +213,12 @@ class Observed:
         patterns: Sequence[Pattern],
     ) -> Observed | None:
         """Prepare for the question; None for a model that is no longer there when it is asked."""
-        if source.files or (source.data is not None and len(source.data) > cls.KEPT_BYTES):
+        if source.files:
             return None
+        if source.data is not None and len(source.data) > cls.KEPT_BYTES:
+            if source.is_secret or not _is_stored(source):
+                return None
+            source = replace(source, data=None)
         if source.is_secret and source.data is None:
             return None
         # Of the options only what decides on the graph; what is shared is not asked for again.
@@ -231,7 +244,7 @@ class Observed:
 
         if self._identity != self._identify():  # the file is another model's now
             return None
-        # What writes files and removes them is not to be cut off half-way.
+        # Writing files and removing them is not to be cut off half-way.
         return undisturbed(lambda: observed(self._write, self._is_secret))
 
     def _identify(self) -> tuple[int, ...] | None:

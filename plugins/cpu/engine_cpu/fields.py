@@ -102,7 +102,7 @@ FIELDS: Mapping[str, Callable[[ort.SessionOptions, str], None]] = {
     "session.log_severity_level": partial(_number, "log_severity_level", -1, 4),
     "session.log_verbosity_level": partial(_number, "log_verbosity_level", 0, 1 << 30),
 }
-"""What sets a field, by the entry that gives it."""
+"""Functions that set a field, by the entry that gives it."""
 
 OF_THE_GRAPH = ("session.custom_ops_libraries", "session.free_dimensions")
 """Those that decide what the graph and its packed weights are; the others are of a run."""

@@ -33,6 +33,10 @@ MEMORY_FOLDER = "/dev/shm"
 _MOVES = frozenset({"Reshape", "Transpose", "ReorderInput", "ReorderOutput"})
 
 
+# Left out, or moved to before another node, which then makes their result.
+_GIVING_WAY = frozenset({"Identity", "Dropout", "QuantizeLinear", "DequantizeLinear"})
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A node of the optimised graph."""
@@ -95,7 +99,7 @@ def observed(write: Callable[[str, str], None], is_secret: bool) -> OptimisedGra
         parent = Path(MEMORY_FOLDER) if os.path.isdir(MEMORY_FOLDER) else None
         if is_secret and parent is None:
             return None
-        # What is secret goes even where this process is killed; that takes some milliseconds.
+        # A secret file goes even where this process is killed; that takes some milliseconds.
         temporary = temporary_folder if is_secret else _temporary_folder
         with temporary("engine-", parent) as folder:
             os.symlink(os.devnull, folder / "weights")
@@ -215,6 +219,9 @@ class _Comparison:
         moved: dict[int, Kernel] = {}
         for kernel in optimised.kernels:
             owners = [self.producers[name] for name in kernel.outputs if name in self.producers]
+            own = unique.get(kernel.name)
+            if own is not None and self.nodes[own].op_type == kernel.op_type:
+                owners = [own if self.nodes[i].op_type in _GIVING_WAY else i for i in owners]
             if not owners:
                 owners = _named(kernel.name, named)
             for index in owners:

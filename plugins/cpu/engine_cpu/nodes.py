@@ -7,7 +7,8 @@ of it say that it may matter.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -17,6 +18,35 @@ from engine.types import DType, GraphInfo, ModelSource, NodeInfo
 from engine_cpu.tensors import dtype_of
 
 _FIELDS = 10_000_000  # the core has read the model within that
+
+
+class Needles:
+    """Bytes that a model is searched for, in one pass: names of operators, as a file has them.
+
+    others: what else is looked for.
+    """
+
+    def __init__(self, operators: Iterable[str] = (), others: Sequence[bytes] = ()) -> None:
+        texts = [re.escape(as_written(name)[1:]) for name in sorted(operators)]
+        # Alternatives behind one byte that they have in common: that is what makes it fast.
+        pattern = re.escape(bytes([schema.NODE_OP_TYPE])) + b"(?:%s)" % b"|".join(texts)
+        self._pattern = re.compile(pattern, re.DOTALL) if texts else None
+        self._others = others
+
+    def are_in(self, part: memoryview) -> bool:
+        """Return whether one of them is in a part of a model."""
+        text = bytes(part)
+        if any(other in text for other in self._others):
+            return True
+        return self._pattern is not None and self._pattern.search(text) is not None
+
+
+NOTHING = Needles()
+
+
+def as_written(text: str) -> bytes:
+    """Encode NodeProto.op_type or AttributeProto.s as it stands in a file."""
+    return bytes([schema.NODE_OP_TYPE, len(text)]) + text.encode()
 
 
 @dataclass
@@ -78,8 +108,8 @@ def held_still(source: ModelSource) -> Iterator[None]:
         yield
 
 
-def bodies_of(model: memoryview, graph: GraphInfo, names: Sequence[bytes]) -> Iterator[Body]:
-    """Yield the main graph, then each function and subgraph whose bytes hold one of `names`.
+def bodies_of(model: memoryview, graph: GraphInfo, needles: Needles) -> Iterator[Body]:
+    """Yield the main graph, then each function and subgraph that has one of `needles` in it.
 
     Raises ValueError where the bytes are not what the core has read.
     """
@@ -90,27 +120,27 @@ def bodies_of(model: memoryview, graph: GraphInfo, names: Sequence[bytes]) -> It
     wanted = {schema.GRAPH_NODE, schema.GRAPH_INITIALIZER}
     for tag, part in fields(model, budget, {schema.MODEL_GRAPH, schema.MODEL_FUNCTIONS}):
         if tag == schema.MODEL_FUNCTIONS:
-            if _holds(part, names):
+            if needles.are_in(part):
                 nodes = [p for _, p in fields(part, budget, {schema.FUNCTION_NODE})]
-                yield from _with_inner(Body(_read(nodes, reader), nodes, {}, {}), reader, names)
+                yield from _with_inner(Body(_read(nodes, reader), nodes, {}, {}), reader, needles)
             continue
         found = list(fields(part, budget, wanted))
         nodes = [payload for tag, payload in found if tag == schema.GRAPH_NODE]
         constants = _constants(found, budget)
-        yield from _with_inner(Body(graph.nodes, nodes, types, constants), reader, names)
+        yield from _with_inner(Body(graph.nodes, nodes, types, constants), reader, needles)
 
 
-def _with_inner(body: Body, reader: NodeReader, names: Sequence[bytes]) -> Iterator[Body]:
+def _with_inner(body: Body, reader: NodeReader, needles: Needles) -> Iterator[Body]:
     """Yield a body and those inside of it."""
     yield body
     for node, part in zip(body.nodes, body.parts, strict=True):
         # Of the core's nodes, a graph among the attributes reads as None.
-        if None not in node.attributes.values() or not _holds(part, names):
+        if None not in node.attributes.values() or not needles.are_in(part):
             continue
         for attribute in reader.read(part, node.index).attributes:
             for tag, payload in attribute.nested:
                 if tag in (schema.ATTRIBUTE_G, schema.ATTRIBUTE_GRAPHS):
-                    yield from _with_inner(_subgraph(payload, body, reader), reader, names)
+                    yield from _with_inner(_subgraph(payload, body, reader), reader, needles)
 
 
 def _subgraph(graph: memoryview, outer: Body, reader: NodeReader) -> Body:
@@ -130,11 +160,6 @@ def _subgraph(graph: memoryview, outer: Body, reader: NodeReader) -> Body:
 
 def _read(parts: Sequence[memoryview], reader: NodeReader) -> list[NodeInfo]:
     return [reader.read(part, index).info for index, part in enumerate(parts)]
-
-
-def _holds(part: memoryview, names: Sequence[bytes]) -> bool:
-    text = bytes(part)
-    return any(name in text for name in names)
 
 
 def _constants(found: Sequence[tuple[int, memoryview]], budget: Budget) -> dict[str, memoryview]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from engine.options import parsed
@@ -200,9 +201,15 @@ def shares_workspace(options: CompileOptions) -> bool:
     return bool(settings["workspace"] == "process")
 
 
-def _settings(options: CompileOptions) -> dict[str, Any]:
+def _settings(options: CompileOptions) -> Mapping[str, Any]:
+    return _parsed(tuple(options.options.items()))
+
+
+@functools.lru_cache(4)
+def _parsed(given: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
+    """Return the value of each option; remembered, for a load asks several times."""
     try:
-        return parsed(options.options, OPTIONS)
+        return MappingProxyType(parsed(dict(given), OPTIONS))
     except ValueError as error:
         raise ValueError(f"{_SECTION} {error}") from None
 
@@ -236,7 +243,7 @@ def _warn(text: str) -> None:
     logging.getLogger("engine.cpu").warning("%s", text)
 
 
-# What bounds the memory and time of a load, and what a file is taken for.
+# Bounds of a load's memory and time, and of what a file is taken for.
 _LIMITS = {
     # Else bytes that carry ORT's own mark are read as its flatbuffer format, unchecked.
     "session.load_model_format": "ONNX",

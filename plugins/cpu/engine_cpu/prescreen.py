@@ -19,7 +19,7 @@ from engine_cpu import node_rules, trees
 from engine_cpu.element_types import is_float
 from engine_cpu.known_issues import ENDS_PROCESS, IS_WRONG, ORDERS_TREES, version
 from engine_cpu.lists import Lists
-from engine_cpu.nodes import Body, bodies_of, held_still, view_of
+from engine_cpu.nodes import NOTHING, Body, Needles, as_written, bodies_of, held_still, view_of
 from engine_cpu.suspicion import NESTS, Suspicion, holds
 from engine_cpu.tensors import has_axes, integers_of, is_empty
 
@@ -71,7 +71,7 @@ def _special(
     if not suspects and not has_inner:
         return Suspicion.NONE
     found = Suspicion.NONE
-    for body in bodies_of(view_of(source), graph, _SPECIAL_NEEDLES if has_inner else ()):
+    for body in bodies_of(view_of(source), graph, _SPECIAL_NEEDLES if has_inner else NOTHING):
         inner = body.nodes is not graph.nodes
         if inner:
             for text in node_rules.breaches(body.nodes):
@@ -193,35 +193,23 @@ def _look(model: memoryview, graph: GraphInfo) -> bool:
     budget = Budget(_FIELDS)
     wanted = {schema.MODEL_GRAPH, schema.MODEL_FUNCTIONS}
     parts_of_model = list(fields(model, budget, wanted))
-    if any(tag == schema.MODEL_FUNCTIONS and _hides(part) for tag, part in parts_of_model):
+    if any(tag == schema.MODEL_FUNCTIONS and _NEEDLES.are_in(part) for tag, part in parts_of_model):
         return True
     bodies = [part for tag, part in parts_of_model if tag == schema.MODEL_GRAPH]
     parts = [part for body in bodies for _, part in fields(body, budget, {schema.GRAPH_NODE})]
     return any(
         node.op_type not in _CHECKS or _CHECKS[node.op_type](node, part, graph)
         if node.op_type in IS_WRONG
-        else node.op_type in NESTS and _hides(part)
+        else node.op_type in NESTS and _NEEDLES.are_in(part)
         for node, part in zip(graph.nodes, parts, strict=True)
     )
 
 
-def _hides(part: memoryview) -> bool:
-    """Return True where an operator of the table may be in a function, or in a node's subgraphs."""
-    text = bytes(part)
-    return any(needle in text for needle in _NEEDLES)
-
-
-def _field_4(text: str) -> bytes:
-    """Encode NodeProto.op_type or AttributeProto.s as it stands in a file."""
-    return bytes([schema.NODE_OP_TYPE, len(text)]) + text.encode()
-
-
-# Not of operators that only give an error that they need not.
-_NEEDLES = [_field_4(name) for name in IS_WRONG - {"ReduceMax", "ReduceMin", "Resize"}]
-_NEEDLES.append(_field_4("align_corners"))
+# Not of operators that only give an error that they need not; of Resize, only with that attribute.
+_NEEDLES = Needles(IS_WRONG - {"ReduceMax", "ReduceMin", "Resize"} | {"align_corners"})
 
 # Of whatever _special looks for; the last two are inputs and outputs without a name.
-_SPECIAL_NEEDLES = [*map(_field_4, sorted(_SPECIAL)), b"\x0a\x00", b"\x12\x00"]
+_SPECIAL_NEEDLES = Needles(_SPECIAL, [b"\x0a\x00", b"\x12\x00"])
 
 
 def _conv_integer(node: NodeInfo, part: memoryview, graph: GraphInfo) -> bool:
@@ -245,5 +233,5 @@ _CHECKS: dict[str, Callable[[NodeInfo, memoryview, GraphInfo], bool]] = {
     "ConvInteger": _conv_integer,
     "ReduceMax": _of_nothing,
     "ReduceMin": _of_nothing,
-    "Resize": lambda node, part, graph: _field_4("align_corners") in bytes(part),
+    "Resize": lambda node, part, graph: as_written("align_corners") in bytes(part),
 }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _KERNEL = "_kernel_time"
 _RUN = "model_run"
+_WITH_BODIES = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 
 
 def set_up(settings: ort.SessionOptions, folder: Path) -> None:
@@ -53,19 +54,41 @@ def kernel_times(
     kernels = [
         event for event in events if event["cat"] == "Node" and event["name"].endswith(_KERNEL)
     ]
-    kernels.sort(key=lambda event: event["ts"])
-    nodes = _nodes(graph, optimised, kernels, rewritten, leads or {})
+    kernels.sort(key=lambda event: (event["ts"], -event["dur"]))
+    are_inner = _are_inner(kernels)
+    own = [event for event, is_inner in zip(kernels, are_inner, strict=True) if not is_inner]
+    nodes = _nodes(graph, optimised, own, rewritten, leads or {})
     return [
         KernelTime(
             predict=bisect_right(starts, event["ts"]) - 1,
-            nodes=nodes.get(name := event["name"].removesuffix(_KERNEL), ()),
-            name=name,
+            nodes=() if is_inner else nodes.get(_name(event), ()),
+            name=_name(event),
             op_type=event["args"]["op_name"],
             start_s=zero_s + event["ts"] / 1e6,
             duration_s=event["dur"] / 1e6,
         )
-        for event in kernels
+        for event, is_inner in zip(kernels, are_inner, strict=True)
     ]
+
+
+def _name(event: Mapping[str, Any]) -> str:
+    name: str = event["name"]
+    return name.removesuffix(_KERNEL)
+
+
+def _are_inner(kernels: Iterable[Mapping[str, Any]]) -> list[bool]:
+    """Return for each kernel, in the order of their starts, whether a body of another has it.
+
+    Its name may be that of a node outside too: ONNX Runtime numbers the nodes of each body anew.
+    """
+    found: list[bool] = []
+    ends: dict[int, int] = {}  # of the last outer kernel with a body, by thread
+    for event in kernels:
+        thread, start = event["tid"], event["ts"]
+        found.append(start < ends.get(thread, 0))
+        if not found[-1] and event["args"]["op_name"] in _WITH_BODIES:
+            ends[thread] = start + event["dur"]
+    return found
 
 
 def _nodes(
@@ -92,7 +115,7 @@ def _nodes(
     # Both in the order in which they run. Where it is not one to one, nothing is known.
     numbered: dict[str, dict[str, None]] = defaultdict(dict)
     for event in events:
-        name, op_type = event["name"].removesuffix(_KERNEL), event["args"]["op_name"]
+        name, op_type = _name(event), event["args"]["op_name"]
         if name not in found and re.fullmatch(rf"{re.escape(op_type)}_\d+", name):
             numbered[op_type][name] = None
     for op_type, names in numbered.items():

@@ -22,15 +22,14 @@ import numpy as np
 
 from engine.errors import ModelError
 from engine.host.interrupts import raised_by_handler
-from engine.model_bytes import schema
 from engine.types import DType, ModelSource, NodeInfo
 from engine_cpu.known_issues import version
-from engine_cpu.nodes import Body, bodies_of, held_still, view_of
+from engine_cpu.nodes import NOTHING, Body, Needles, bodies_of, held_still, view_of
 from engine_cpu.suspicion import NESTS, holds
 from engine_cpu.tensors import Array, array_of, dims_of, dtype_of
 
 DEQUANTIZE, QUANTIZE = "DequantizeLinear", "QuantizeLinear"
-_NEEDLES = [bytes([schema.NODE_OP_TYPE, len(DEQUANTIZE)]) + DEQUANTIZE.encode()]
+_NEEDLES = Needles([DEQUANTIZE])
 
 # Operators that become a kernel on integers, and which of their inputs are values.
 VALUES: Mapping[str, tuple[int, ...]] = {
@@ -40,7 +39,7 @@ VALUES: Mapping[str, tuple[int, ...]] = {
     "Where": (1, 2),
 }
 _WEIGHTED = frozenset({"Conv", "Gemm", "MatMul"})
-# What ONNX Runtime moves QuantizeLinear and DequantizeLinear across, or drops between them.
+# Operators that ONNX Runtime moves QuantizeLinear and its inverse across, or drops between them.
 MOVES = frozenset({
     "Clip", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Relu", "Reshape", "Slice",
     "Squeeze", "Transpose", "Unsqueeze",
@@ -71,7 +70,7 @@ def guard_of(source: ModelSource) -> Guard:
     """Return the nodes to be kept apart; suspicion.may_quantize says which models may have any."""
     graph = source.graph
     assert graph is not None, "the core reads every ONNX file before a backend does"
-    needles = _NEEDLES if holds(graph, NESTS) else ()
+    needles = _NEEDLES if holds(graph, NESTS) else NOTHING
     reasons: dict[int, str] = {}
     names: set[str] = set()
     try:

@@ -12,7 +12,6 @@ Three ways, the fastest that fits (bench/overhead.py):
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import numpy as np
 from engine.errors import Cancelled, InputError
 from engine.host.imports import ready
 from engine.host.interrupts import raised_by_handler
-from engine.types import TensorSpec, Values
+from engine.types import TensorSpec
 from engine_cpu import shutdown
 from engine_cpu.layout import Array, Layout
 from engine_cpu.runtime import ort
@@ -31,6 +30,10 @@ if TYPE_CHECKING:
 
 # Below this many bytes of inputs and outputs together, copying costs less than `run` adds.
 STAGED_BYTES = 16 * 1024
+
+# So many runs follow one whose tensors were too large before shapes are looked at again: to look
+# at each takes 2 % of a run of 0.3 ms.
+_UNLOOKED_RUNS = 64
 
 
 class CpuContext:
@@ -44,34 +47,25 @@ class CpuContext:
         self._session = session
         self._call = _run_call(session)
         self._layout = layout
+        self._input_names, self._output_names = layout.input_names, layout.output_names
         self._staged: Staged | None = None
         self._bound: Bound | None = None
-        self._may_stage = layout.is_bindable
+        self._is_settled = not (layout.is_bindable or layout.echoes)  # no run needs `_finish`
         self._last_shapes: list[tuple[int, ...]] | None = None
+        self._unlooked = 0  # runs until the next look at the shapes
         self._options = ort.RunOptions()
         self._cancelled = False
         self._name = ""  # of the request that runs, where it has one
         self._deadline: Deadline | None = None  # of the latest run that has one
 
-    def run(self, inputs: Any, outputs: Any, deadline_s: float | None) -> Values:
+    def run(self, inputs: Any, outputs: Any, deadline_s: float | None) -> Any:
         """See engine_predict."""
-        given: list[Array] = outputs
         if shutdown.ending:
             shutdown.park_thread()
         try:
-            # `is` alone tells that all is bound as the last call left it: the way of segments.
-            bound = self._bound
-            if (
-                bound is not None
-                and bound.outputs is outputs
-                and bound.inputs is inputs
-                and deadline_s is None
-            ):
-                bound.run(bound.binding, self._options)
-                return given
-            if outputs is None:
+            if outputs is None and deadline_s is None:
                 staged = self._staged
-                if staged is not None and deadline_s is None:
+                if staged is not None:
                     try:
                         results = staged.run(inputs)
                     except Exception as error:
@@ -81,14 +75,23 @@ class CpuContext:
                         results = None
                     if results is not None:
                         return results
-                return self._feed(inputs, deadline_s)
+                # As `_feed`, without its call: between long runs each costs a microsecond.
+                feeds = dict(zip(self._input_names, inputs))
+                results = self._call(self._output_names, feeds, self._options)
+                if self._unlooked:
+                    self._unlooked -= 1
+                elif not self._is_settled:
+                    return self._finish(inputs, results)
+                return results
+            # `is` alone tells that all is bound as the last call left it: the way of segments.
+            bound = self._bound
+            if deadline_s is not None:
+                with self._stopping(deadline_s) as options:
+                    return self._run(inputs, outputs, options)
             if bound is None or bound.inputs is not inputs or bound.outputs is not outputs:
-                bound = self._bind(inputs, outputs)
-                if bound is None:
-                    return self._feed_into(inputs, outputs, deadline_s)
-            with self._stopping(deadline_s) as options:
-                bound.run(bound.binding, options)
-            return given
+                return self._run(inputs, outputs, self._options)
+            bound.run(bound.binding, self._options)
+            return outputs
         except BaseException as error:
             if shutdown.ending:
                 shutdown.park_thread()
@@ -102,7 +105,7 @@ class CpuContext:
 
             raise translated(error) from error  # ONNX Runtime's have no common base
 
-    def run_named(self, name: str, inputs: Any, outputs: Any, deadline_s: float | None) -> Values:
+    def run_named(self, name: str, inputs: Any, outputs: Any, deadline_s: float | None) -> Any:
         """Run, and have ONNX Runtime write this name in the lines that it logs meanwhile."""
         self._options.logid = self._name = ascii(name)[1:-1]  # one line, whatever it is
         try:
@@ -126,27 +129,32 @@ class CpuContext:
         """Let go of the callers' arrays."""
         self._bound = None
 
-    def _feed(self, inputs: Sequence[Array], deadline_s: float | None) -> list[Array]:
+    def _run(self, inputs: list[Array], outputs: Any, options: ort.RunOptions) -> list[Array]:
+        if outputs is None:
+            return self._feed(inputs, options)
+        given: list[Array] = outputs
+        bound = self._bind(inputs, outputs)
+        if bound is None:
+            return self._feed_into(inputs, outputs, options)
+        bound.run(bound.binding, options)
+        return given
+
+    def _feed(self, inputs: Sequence[Array], options: ort.RunOptions) -> list[Array]:
         """Run without copies: ONNX Runtime reads the inputs in place and allocates the outputs."""
-        layout = self._layout
-        feeds = dict(zip(layout.input_names, inputs, strict=True))
         results: list[Array]
-        if deadline_s is None:
-            results = self._call(layout.output_names, feeds, self._options)
-        else:
-            with self._stopping(deadline_s) as options:
-                results = self._call(layout.output_names, feeds, options)
-        if self._may_stage:
-            self._consider_staging(inputs, results)
-        elif layout.echoes:  # ONNX Runtime 1.23 gives the caller's own memory back
-            names = layout.output_names
-            results = [r.copy() if n in layout.echoes else r for n, r in zip(names, results)]
+        results = self._call(self._output_names, dict(zip(self._input_names, inputs)), options)
+        return results if self._is_settled else self._finish(inputs, results)
+
+    def _finish(self, inputs: Sequence[Array], results: list[Array]) -> list[Array]:
+        """Return a run's results in memory of their own; stage the next runs if that pays."""
+        echoes = self._layout.echoes
+        if echoes:  # ONNX Runtime 1.23 gives the caller's own memory back
+            return [r.copy() if n in echoes else r for n, r in zip(self._output_names, results)]
+        self._consider_staging(inputs, results)
         return results
 
-    def _stopping(self, deadline_s: float | None) -> AbstractContextManager[ort.RunOptions]:
+    def _stopping(self, deadline_s: float) -> Deadline:
         """Return the RunOptions for one run, as a context manager around it."""
-        if deadline_s is None:
-            return nullcontext(self._options)
         ready("engine_cpu.deadline")
         from engine_cpu.deadline import Deadline  # most processes set none
 
@@ -166,9 +174,10 @@ class CpuContext:
             return  # this run had a deadline, or buffers for its outputs
         nbytes = sum(array.nbytes for array in (*inputs, *results))
         if nbytes > STAGED_BYTES or any(array.size == 0 for array in (*inputs, *results)):
+            self._unlooked = _UNLOOKED_RUNS
             return
         if self._layout.output_shapes(inputs) != [result.shape for result in results]:
-            self._may_stage = False  # the model does not keep to the shapes that it declares
+            self._is_settled = True  # the model does not keep to the shapes that it declares
             return
         ready("engine_cpu.bound")
         from engine_cpu.bound import Staged  # once a context: it may never come to this
@@ -182,7 +191,7 @@ class CpuContext:
 
         self._staged = self._last_shapes = None
         if is_buffer_refused(str(error)):
-            self._may_stage = False  # the model does not keep to the shapes that it declares
+            self._is_settled = True  # the model does not keep to the shapes that it declares
 
     def _bind(self, inputs: list[Array], outputs: list[Array | None]) -> Bound | None:
         """Bind these arrays; None where they cannot be bound and results must be copied."""
@@ -204,10 +213,10 @@ class CpuContext:
         return self._bound
 
     def _feed_into(
-        self, inputs: list[Array], outputs: list[Array | None], deadline_s: float | None
+        self, inputs: list[Array], outputs: list[Array | None], options: ort.RunOptions
     ) -> list[Array]:
         """Run without binding and copy each result into the buffer given for it."""
-        results = self._feed(inputs, deadline_s)
+        results = self._feed(inputs, options)
         specs = self._layout.outputs
         return [
             result if buffer is None else _copied(spec, result, buffer)

@@ -33,7 +33,7 @@ _FOLDER = "session.model_external_initializers_file_folder_path"
 _GIVE_FILES = "add_external_initializers_from_files_in_memory"
 CANCELS_LOAD = "set_load_cancellation_flag"
 PROVIDERS = ["CPUExecutionProvider"]
-# What ONNX Runtime says of a sound model that an optimisation of its own has spoiled, and the
+# Words of ONNX Runtime for a sound model that an optimisation of its own has spoiled, and the
 # entries that leave that out.
 _SPOILED: Mapping[str, Mapping[str, str]] = {
     # From 1.28 on it writes the type of an int8 QuantizeLinear that it moves into the node, and
@@ -47,7 +47,7 @@ _SPOILED: Mapping[str, Mapping[str, str]] = {
         DISABLED: "MatMulScaleFusion;LayerNormFusion;SimplifiedLayerNormFusion",
     },
     # Its rules for shapes are stricter than its kernels, and see the constants that it has folded:
-    # Range of tensors with one element and an axis. What breaks a rule unfolded is refused again.
+    # Range of tensors with one element and an axis. A rule broken unfolded is refused again.
     "[ShapeInferenceError]": {DISABLED: "ConstantFolding"},
 }
 OUT_OF_MEMORY = "out of memory while compiling"

@@ -7,6 +7,7 @@ takes the time that the neighbour and our own other threads need. bench/overhead
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -23,12 +24,26 @@ SHARED_US = 15
 def spin_us(threads: int) -> int:
     """Return how many microseconds to spin in a session of `threads` threads.
 
-    Decided by what else is running when a model is built. A neighbour that comes or goes later
-    changes nothing for it.
+    Decided by what else is running when a model is built, or was a second before. A neighbour that
+    comes or goes later changes nothing for it.
     """
     if threads == 1:  # none of its threads is ever idle, so there is nothing to look for
         return ALONE_US
-    return ALONE_US if others_running() + threads <= usable_cpus() else SHARED_US
+    second = int(time.monotonic())
+    is_alone = recently_running(second) + threads <= recently_usable(second)
+    return ALONE_US if is_alone else SHARED_US
+
+
+@functools.lru_cache(1)
+def recently_running(second: int) -> int:
+    """Count them once a second: beside neighbours a look takes ten times a small session's load."""
+    return others_running()
+
+
+@functools.lru_cache(1)
+def recently_usable(second: int) -> int:
+    """Count the usable CPUs once a second: several files say how many."""
+    return usable_cpus()
 
 
 def others_running(proc: str = "/proc") -> int:

@@ -36,7 +36,7 @@ NESTS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 """Operators with graphs inside, whose nodes the core does not list."""
 
 DEQUANTIZING = NESTS | {"DequantizeLinear"}
-"""What quantizes back to floats, or may hold nodes that do."""
+"""Operators that quantize back to floats, or may hold nodes that do."""
 
 _DOMAINS = frozenset({"", "ai.onnx.ml", "com.microsoft"})  # a function has one of its own
 

@@ -56,34 +56,51 @@ class ValueContext(CpuContext):
 
     def __init__(self, session: ort.InferenceSession, layout: Layout) -> None:
         super().__init__(session, layout)
-        specs = layout.inputs
-        self._carried = {spec.name: spec for spec in carried(specs, layout.outputs)}
-        # Of the odd ones, those that are inputs too are not asked for: the caller has them.
-        odd = {spec.name for spec in _odd(specs, layout.outputs)}
-        self._asked_for = [
-            name for name in layout.output_names if name not in odd or name in self._carried
-        ]
+        # Lists, dicts and None go in and come out as they are.
+        self._is_direct = all(spec.dtype in PLAIN for spec in (*layout.inputs, *layout.outputs))
+        if not self._is_direct:
+            self._call = _OddCall(session, layout)
         # ONNX Runtime's sequences are of shared tensors: two outputs may hold the same one.
         self._may_share = len(layout.outputs) > 1 and any(
             spec.kind in (ValueKind.SEQUENCE, ValueKind.OPTIONAL) for spec in layout.outputs
         )
-        self._as_values = not odd and any(
-            spec.kind is ValueKind.TENSOR and spec.dtype not in PLAIN for spec in layout.outputs
-        )
-        # Lists, dicts and None go in and come out as they are.
-        self._is_direct = all(spec.dtype in PLAIN for spec in (*specs, *layout.outputs))
+        self._is_settled = not (self._may_share or (self._is_direct and layout.echoes))
 
-    def _run(self, inputs: Sequence[Any], options: ort.RunOptions) -> list[Any]:
+    def _finish(self, inputs: Sequence[Any], results: list[Any]) -> list[Any]:
+        """See CpuContext; a list of dicts, as classifiers give, shares no memory."""
+        if self._is_direct and self._layout.echoes:
+            results = super()._finish(inputs, results)
+        if self._may_share and any(
+            type(value) is list and value and type(value[0]) is not dict for value in results
+        ):
+            return _apart(results)
+        return results
+
+
+class _OddCall:
+    """A session's `run` for inputs and outputs of types that it takes and gives no arrays of."""
+
+    def __init__(self, session: ort.InferenceSession, layout: Layout) -> None:
+        self._session, self._layout = session, layout
+        specs, outputs = layout.inputs, layout.outputs
+        self._carried = {spec.name for spec in carried(specs, outputs)}
+        # Of the odd ones, those that are inputs too are not asked for: the caller has them.
+        odd = {spec.name for spec in _odd(specs, outputs)}
+        self._asked_for = [
+            name for name in layout.output_names if name not in odd or name in self._carried
+        ]
+        self._as_values = not odd and any(
+            spec.kind is ValueKind.TENSOR and spec.dtype not in PLAIN for spec in outputs
+        )
+
+    def __call__(self, names: list[str], own: dict[str, Any], options: ort.RunOptions) -> list[Any]:
+        """Return the outputs of these names, which are all. own: the inputs by name."""
         layout, session = self._layout, self._session
-        given = {
-            spec.name: _given(value, spec)
-            for value, spec in zip(inputs, layout.inputs, strict=True)
-        }
+        given = {spec.name: _given(own[spec.name], spec) for spec in layout.inputs}
         if not self._as_values:
             # Of no names, all outputs would be given.
             results = session.run(self._asked_for, given, options) if self._asked_for else []
-            made = dict(zip(self._asked_for, self._owned(results), strict=True))
-            own = {spec.name: value for value, spec in zip(inputs, layout.inputs, strict=True)}
+            made = dict(zip(self._asked_for, results, strict=True))
             return [
                 made[spec.name].astype(spec.dtype.numpy) if spec.name in self._carried
                 else made[spec.name] if spec.name in made
@@ -94,27 +111,13 @@ class ValueContext(CpuContext):
             name: value if isinstance(value, ort.OrtValue) else _over(value)
             for name, value in given.items()
         }
-        results = session.run_with_ort_values(layout.output_names, feeds, options)
+        results = session.run_with_ort_values(names, feeds, options)
         arrays = (_array(value, spec) for value, spec in zip(results, layout.outputs, strict=True))
         # An output that is an input itself comes back as the caller's own memory.
         return [
             array.copy() if name in feeds else array
-            for array, name in zip(arrays, layout.output_names, strict=True)
+            for array, name in zip(arrays, names, strict=True)
         ]
-
-    def _feed(self, inputs: Sequence[Any], deadline_s: float | None) -> list[Any]:
-        if self._is_direct:
-            return self._owned(super()._feed(inputs, deadline_s))
-        with self._stopping(deadline_s) as options:
-            return self._run(inputs, options)
-
-    def _owned(self, results: list[Any]) -> list[Any]:
-        """Return results that share no memory; a list of dicts, as classifiers give, has none."""
-        if self._may_share and any(
-            type(value) is list and value and type(value[0]) is not dict for value in results
-        ):
-            return _apart(results)
-        return results
 
 
 def _apart(results: list[Any]) -> list[Any]:

@@ -34,6 +34,7 @@ from engine.types import (
 from engine_cpu import compiled as compiled_form
 from engine_cpu import compiled_session, load, session
 from engine_cpu import node_states as node_states_module
+from engine_cpu.executable import Observed
 from engine_cpu.node_states import Kernel, OptimisedGraph, node_states
 from engine_cpu.options import OPTIONS as CPU_OPTIONS
 from engine_cpu.options import RUN_OPTIONS
@@ -408,6 +409,22 @@ def test_placement_says_what_became_of_each_node(path: Path, is_file: bool) -> N
     assert {found[name][1] for name in ("product", "sum")} <= {None, 0, 1}
 
 
+def test_a_model_too_large_to_be_kept_is_read_again_from_its_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Observed, "KEPT_BYTES", 1000)
+    source = open_source(path)
+    assert source.data is not None
+    assert len(source.data) > 1000
+    assert states(compiled(source))["three"] == (NodeState.FOLDED, None)
+    runs = states(compiled(replace(source, is_secret=True)))  # of which no file may be read
+    assert {state for state, _ in runs.values()} == {NodeState.RUNS}
+    other = compiled(source)
+    path.write_bytes(path.read_bytes() + b" ")  # another model by now
+    assert {state for state, _ in states(other).values()} == {NodeState.RUNS}
+    assert {state for state, _ in states(compiled(source)).values()} == {NodeState.RUNS}
+
+
 def test_unoptimised_nodes_run_as_they_are(path: Path) -> None:
     options = replace(OPTIONS, options={"graph_optimization": "none"})
     found = states(compiled(open_source(path), options))
@@ -491,6 +508,18 @@ def test_a_chain_in_one_kernel_belongs_to_its_last_node() -> None:
     kernels = (Kernel("MatMul", "m", ("m",)), Kernel("Gelu", "", ("g",)))
     found = node_states(graph, OptimisedGraph(kernels, frozenset()))
     assert found == [RUNS, fused(3), fused(3), RUNS]
+
+
+def test_an_identity_that_is_left_out_leaves_its_result_to_the_node_before_it() -> None:
+    graph = graph_of(("Softmax", "s", ["x"]), ("Identity", "i", ["s"]))
+    kernels = (Kernel("Softmax", "s", ("i",)),)
+    assert node_states(graph, OptimisedGraph(kernels, frozenset())) == [RUNS, fused(0)]
+
+
+def test_a_quantization_that_is_moved_leaves_its_result_to_the_node_behind_it() -> None:
+    graph = graph_of(("Transpose", "t", ["x"]), ("QuantizeLinear", "q", ["t"]))
+    kernels = (Kernel("QuantizeLinear", "x_q", ("x_q",)), Kernel("Transpose", "t", ("q",)))
+    assert node_states(graph, OptimisedGraph(kernels, frozenset())) == [RUNS, fused(0)]
 
 
 def test_nodes_of_one_name_or_none_are_known_by_their_results_alone() -> None:

@@ -314,7 +314,7 @@ def test_the_dry_run_measures_activations(wide: Callable[[int], str]) -> None:
     group.cal_max_size_of_workspace(ModelType.MINDIR, context)
     with build(wide(12)) as model:
         measured = model.memory().group_workspace_bytes
-        # What runs first is allocated piece by piece, what follows by plan: at most that twice.
+        # The first run allocates piece by piece, later ones by plan: at most that twice.
         assert 12 * (4 << 20) <= measured <= 2.5 * 12 * (4 << 20)
 
 

@@ -57,7 +57,7 @@ def test_workarounds_can_be_turned_off(build: Build, tmp_path: Path) -> None:
     path = str(tmp_path / "model.onnx")  # where it was built
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     np.testing.assert_array_equal(model(x=x)["y"], session.run(None, {"x": x})[0])
-    # What ends the process is no matter of taste.
+    # A node that ends the process is no matter of taste.
     div = build([node("Div", ["x", "y"], ["z"])], ["x:int64[1]", "y:int64[1]"], ["z:int64[1]"], 13,
                 config=config)  # fmt: skip
     smallest = np.int64([-(2**63)])

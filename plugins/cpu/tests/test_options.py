@@ -90,11 +90,28 @@ def test_threads_spin_less_where_other_processes_keep_the_cpus_busy() -> None:
             assert process.stdout is not None
             process.stdout.readline()
         assert spin.others_running() >= 1
+        spin.recently_running.cache_clear()
         assert spin.spin_us(cpus) == spin.SHARED_US
     finally:
         for process in busy:
             process.kill()
             process.communicate()
+
+
+def test_sessions_made_one_after_the_other_look_for_neighbours_once_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look beside neighbours sleeps, which on a busy machine takes longer than a small load."""
+    neighbours = [0, 1000, 0]
+    monkeypatch.setattr(spin, "others_running", lambda: neighbours.pop(0))
+    monkeypatch.setattr(spin, "usable_cpus", lambda: 2)
+    spin.recently_running.cache_clear()
+    found = []
+    for second in (7.0, 7.2, 7.9, 8.0, 8.9, 9.0):
+        monkeypatch.setattr("engine_cpu.spin.time.monotonic", lambda second=second: second)
+        found.append(spin.spin_us(2))
+    spin.recently_running.cache_clear()
+    assert found == [spin.ALONE_US] * 3 + [spin.SHARED_US] * 2 + [spin.ALONE_US]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from engine.errors import InputError, ModelError
 from engine.formats import open_source
 from engine_cpu import element_types, node_rules
 from engine_cpu.known_issues import ENDS_PROCESS, OPERATORS, divisors_at_risk
+from engine_cpu.nodes import NOTHING, Needles
 from engine_cpu.prescreen import Suspicion, prescreen
 from engine_testing.making import graph
 
@@ -28,6 +29,23 @@ Build = Callable[..., Model]
 node = helper.make_node
 NUMPY = {"float": "float32"}
 SMALLEST = {"int32": -(2**31), "int64": -(2**63)}
+
+
+@pytest.mark.parametrize(
+    ("part", "is_there"),
+    [
+        (b"\x22\x03Div", True),
+        (b"\n\x01x\x22\x04Divs\n", True),
+        (b"\x22\x04Div", False),
+        (b"\x22\x03Di\nv", False),
+        (b"\x12\x03Div", False),
+        (b"Div\x0a\x00", True),
+        (b"", False),
+    ],
+)
+def test_operators_are_found_by_their_whole_names(part: bytes, is_there: bool) -> None:
+    assert Needles({"Div", "Divs"}, [b"\x0a\x00"]).are_in(memoryview(part)) is is_there
+    assert not NOTHING.are_in(memoryview(part))
 
 
 # ------------------------------------------------------------------------------------- divisions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
+from rewrite_graphs import plain
 
 import engine
 from engine import Model
@@ -55,14 +56,6 @@ def weights(values: Array, scale: Any, **at: int) -> tuple[list[Any], dict[str, 
 
 def notes(model: Model) -> set[str]:
     return {place.reason for place in model.placement if "in floats" in place.reason}
-
-
-def raw(path: Path, feeds: Mapping[str, Array]) -> Array:
-    """The result of ONNX Runtime alone."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, dict(feeds))[0])
 
 
 ACTIVATIONS = {"xs": X_SCALE, "xz": np.int8(3)}
@@ -229,7 +222,7 @@ def test_onnxruntime_itself_is_wrong_still(build: Build, tmp_path: Path) -> None
     """Where this fails, a newer one is right: see which reasons quantized.py may drop from then."""
     nodes, constants = summed()
     build(nodes, ["x:float[4,8]"], ["y:float[4,8]"], 13, constants)
-    error = np.abs(raw(tmp_path / "model.onnx", {"x": X}) - EXPECTED).max()
+    error = np.abs(plain(tmp_path / "model.onnx", {"x": X}) - EXPECTED).max()
     assert error > 1, f"onnxruntime {ort.__version__} is right"
 
 
@@ -239,7 +232,7 @@ def test_it_can_be_turned_off(build: Build, tmp_path: Path) -> None:
         model = build(nodes, ["x:float[4,8]"], ["y:float[4,8]"], 13, constants,
                       config={"cpu_context": config})  # fmt: skip
         result = model(x=X)["y"]
-        np.testing.assert_array_equal(result, raw(tmp_path / "model.onnx", {"x": X}))
+        np.testing.assert_array_equal(result, plain(tmp_path / "model.onnx", {"x": X}))
         assert not notes(model)
 
 

@@ -61,6 +61,15 @@ def test_big_tensors_are_neither_staged_nor_copied(load: Any) -> None:
     assert peak < x.nbytes / 10  # outputs are ONNX Runtime's own memory, and nothing else is made
 
 
+def test_small_tensors_are_staged_in_time_after_big_ones(load: Any) -> None:
+    model = load(models.affine)
+    for _ in range(3):
+        model.predict([np.ones((100_000, 3), np.float32)])
+    for step in range(100):
+        np.testing.assert_array_equal(model.predict([X + step])[0], 2 * (X + step) + 1)
+    assert model_state(model).threads.state.lease.context._staged is not None
+
+
 def test_bound_buffers_of_changing_shapes_are_rebound(load: Any) -> None:
     model = load(models.affine)
     for rows in (2, 2, 5, 2, 1):
@@ -449,3 +458,22 @@ def test_onnx_runtime_names_a_request_in_its_log_and_forgets_it_after_the_run(
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     tags = re.findall("Running with tag: (.*)", ran.stderr)
     assert [tag for tag in tags if tag] == ["r-1", r"two\nlines", "late", "told"]
+
+
+def test_outputs_that_only_a_run_sizes_have_the_sizes_of_the_last_one(tmp_path: Path) -> None:
+    text = "(float[n] x) => (int64[r, k] y) { y = NonZero(x) }"
+    with engine.load(graph(tmp_path, "model", text)) as model:
+
+        def known() -> list[int]:
+            return model.get_outputs()[0].shape
+
+        assert model.predict([np.float32([0, 1, 2])])[0].shape == [1, 2]
+        assert known() == [1, 2]
+        own = Tensor(np.zeros((1, 3), np.int64))
+        for _ in range(2):  # bound, then as it is bound
+            model.predict([np.float32([1, 1, 1])], [own])
+            assert known() == [1, 3]
+            assert model.predict([np.float32([0, 0, 1])])[0].shape == known() == [1, 1]
+        with pytest.raises(engine.EngineError):
+            model.predict([np.float32([0, 1, 1])], [own])
+        assert known()[1] == -1

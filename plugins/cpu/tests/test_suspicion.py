@@ -40,7 +40,7 @@ def test_no_operator_that_is_looked_at_closely_is_plain() -> None:
     assert closely <= suspicion.OPERATORS, (
         f"add {sorted(closely - suspicion.OPERATORS)} to suspicion.OPERATORS"
     )
-    # What else prescreen.py stops at is what node_rules.py has a rule of.
+    # Else prescreen.py stops at operators that node_rules.py has a rule of.
     assert prescreen._SPECIAL - suspicion.OPERATORS <= node_rules.OPERATORS
     assert node_rules.OPERATORS == suspicion.RULED
 

@@ -64,7 +64,7 @@ class NcclCommunicator:
 
     deterministic: False where NCCL may reduce inside the switch between the GPUs (NVLS: compute
     capability 9.0 and newer), in an order that differs from run to run; NCCL_NVLS_ENABLE=0 turns
-    that off. What is asked for as deterministic is so in either case.
+    that off. A call that is asked to be deterministic is so in either case.
     """
 
     def __init__(self, options: CommunicatorOptions) -> None:

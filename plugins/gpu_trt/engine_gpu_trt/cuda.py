@@ -45,7 +45,7 @@ class Gpu:
         device = driver.Device(id)
         self._context = device.retain_primary_context()
         self._pop = driver.Context.pop
-        # What an engine depends on beside the model and TensorRT.
+        # Facts on which an engine depends beside the model and TensorRT.
         self.model = str(device.name())
         self.compute_capability = ".".join(map(str, device.compute_capability()))
         self.driver_version = int(driver.get_driver_version())

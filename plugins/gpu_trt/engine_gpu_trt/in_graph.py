@@ -1,7 +1,7 @@
 """Collectives inside the engine: TensorRT's own layers in place of a sliced model's nodes.
 
 A model has all of its collectives there or none: ranks meet by the order of their calls alone, and
-two kinds of calls would have two orders. What is not fit for it is left to the core, which cuts the
+two kinds of calls would have two orders. Other models are left to the core, which cuts the
 model at its collectives. Needs the onnx package.
 """
 

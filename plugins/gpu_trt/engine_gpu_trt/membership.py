@@ -1,4 +1,4 @@
-"""Where the ranks of a group are, as they tell each other by the core's store.
+"""The places of a group's ranks, as they tell each other by the core's store.
 
 here <rank>               when it joins: engine.host.members
 at <place> <rank>         that it has come to a collective which takes long

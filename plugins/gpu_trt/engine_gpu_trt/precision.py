@@ -26,7 +26,7 @@ _COMPUTES = {
     "HardSigmoid", "HardSwish", "LeakyRelu", "MatMul", "MaxPool", "PRelu", "Relu", "Sigmoid",
     "Tanh",
 }  # fmt: skip
-# What only follows: worth it where an input is float16 already, never worth a cast of its own.
+# Operators that follow: worth it where an input is float16 already, never worth a cast of its own.
 _FOLLOWS = {
     "Abs", "Add", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Max", "Min",
     "Mul", "Neg", "Pad", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Sub", "Tile",

@@ -85,7 +85,7 @@ class Refit:
         refitter = trt.Refitter(engine.engine, messages.logger(trt))
         try:
             kept = [_set(engine, refitter, name, value) for name, value in given.items()]
-            # What TensorRT has joined with these has to come with them.
+            # Weights that TensorRT has joined with these have to come with them.
             for name in refitter.get_missing_weights():
                 value = self._updated.get(name)
                 kept.append(

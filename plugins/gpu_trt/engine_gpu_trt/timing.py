@@ -32,7 +32,7 @@ def attach(folder: Path, gpu: Gpu, trt: Any, config: Any) -> Any:
 def save(folder: Path, gpu: Gpu, trt: Any, config: Any, cache: Any) -> None:
     """Write back what a build has timed, inside `with gpu`.
 
-    What other processes wrote meanwhile is combined with it. The file is replaced as a whole, so
+    Times that others wrote meanwhile are combined with it. The file is replaced as a whole, so
     that nobody reads half of one; two that replace it at once lose one's times, which costs time
     and nothing else. Nor does a disk that is full.
     """

@@ -80,7 +80,7 @@ def total(name: str = "total") -> engine.Model:
 
 
 def left() -> dict[str, int]:
-    """What is on the emulated device after all was closed, but for the contexts that stay."""
+    """Return what is on the emulated device at the end, but for the contexts that stay."""
     try:
         from emulated_gpu import live, violations
     except ImportError:  # test_hardware.py runs `results` on real devices
@@ -102,7 +102,7 @@ def results() -> None:
 
 
 def _of_rank(rank: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
-    """What a rank contributes: whole numbers, which all types here hold exactly."""
+    """Return a rank's contribution: whole numbers, which all types here hold exactly."""
     return np.asarray((np.arange(16).reshape(4, 4) * (rank + 2)) % 5 + rank, dtype)
 
 

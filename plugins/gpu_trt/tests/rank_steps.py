@@ -1,4 +1,4 @@
-"""What one of two ranks does in test_communicator.py: `rank_steps.py RANK STORE SCENARIO ...`.
+"""Steps of one of two ranks in test_communicator.py: `rank_steps.py RANK STORE SCENARIO ...`.
 
 A scenario returns what the rank has to say of it.
 """

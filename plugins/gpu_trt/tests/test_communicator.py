@@ -199,7 +199,7 @@ def test_without_the_library_the_command_is_given(
 
 @pytest.fixture(scope="module")
 def said() -> list[dict[str, str]]:
-    """What each of two ranks says in each scenario of rank_steps.py; the second is killed last."""
+    """The words of two ranks in each scenario of rank_steps.py; the second is killed last."""
     with StoreServer() as server:
         children = [
             subprocess.Popen(

@@ -60,7 +60,7 @@ def test_a_warm_load_parses_and_builds_nothing_and_has_the_same_placement(
     with emulated.counting() as counts:
         trial.load(warm(source, trial.folder / "form"), shapes=shapes)
         hot = trial.compile(warm(source, trial.folder / "form"), shapes=shapes)
-    # What the cold one has loaded serves these too.
+    # The engine that the cold one has loaded serves these too.
     assert (counts["parses"], counts["builds"], counts["deserialised"]) == (0, 0, 0)
     assert (hot.inputs[0].shape, hot.inputs[0].bounds) == (("rows", 2), ((2, 8), None))
     assert hot.placement() == cold.placement()

@@ -1,6 +1,6 @@
 """Collectives inside the engine: which models have them there, and what TensorRT demands of it.
 
-What ranks compute and how they fail together is in test_model_ranks.py.
+Results of ranks, and their failing together, are in test_model_ranks.py.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def graph(*nodes: tuple[str, list[str], str], constants: tuple[str, ...] = ()) -
 
 
 def states_of(graph: GraphInfo, layers: Sequence[object]) -> object:
-    """What became of the nodes, as an inspector's text with these layers tells."""
+    """Return the nodes' states, as an inspector's text with these layers tells them."""
     return node_states(graph, read_layers(graph, json.dumps({"Layers": layers})))
 
 

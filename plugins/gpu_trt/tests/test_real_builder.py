@@ -58,7 +58,7 @@ def test_every_model_of_the_kit_is_compared_or_in_the_ledger() -> None:
 
 @pytest.fixture(scope="module")
 def answers(unpacked: Callable[[str], Path]) -> dict[str, dict[str, Any]]:
-    """What each model came to: {"real" or "emulated": {model: answer}}."""
+    """The outcome of each model: {"real" or "emulated": {model: answer}}."""
     folder, found = str(unpacked("ENGINE_TENSORRT_RTX")), {}
     for kind in ("real", "emulated"):
         path = os.pathsep.join([os.environ["PYTHONPATH"], folder])

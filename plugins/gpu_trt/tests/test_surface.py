@@ -81,7 +81,7 @@ def test_a_difference_would_be_found(monkeypatch: pytest.MonkeyPatch, trt: Any) 
 
 
 def differences(trt: ModuleType, table: dict[str, Any]) -> list[str]:
-    """What the emulated module has and the table has not, or has otherwise."""
+    """Return the names that the emulated module has and the table has not, or has otherwise."""
     found = []
     for name, value in sorted(vars(trt).items()):
         if name.startswith("_") or getattr(value, "__module__", "typing") == "typing":

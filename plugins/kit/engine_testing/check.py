@@ -62,7 +62,7 @@ LIMIT_S = 300.0
 _DONE = (0, 1)  # without and with a failed test
 _MISUSED = 4
 
-# What would change how the tests run: the caller's own pytest, and targets that are not asked for.
+# Changes of how the tests run: the caller's own pytest, and targets that are not asked for.
 _UNWANTED = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_CURRENT_TEST", "ENGINE_TARGET")
 
 

@@ -8,7 +8,7 @@ A plugin's whole test_conformance.py:
         backend = "mine"
 
 The levels are classes of their own, one file each; read there what is asked. Features that a
-backend does not announce are skipped with the reason. What it must do and cannot is named in
+backend does not announce are skipped with the reason. A duty that it cannot fulfil is named in
 `gaps`, each with why: such a test has to fail, so that the list stays true. The simplest tests
 run first: mend the first failure before you read the next.
 """

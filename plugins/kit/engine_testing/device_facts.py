@@ -18,7 +18,7 @@ _WRONG = "memory was allocated, and {} did not become {}: {:,} bytes before, {:,
 
 
 class DeviceFacts(Level):
-    """What the core decides by: element types and free memory of a device."""
+    """Facts by which the core decides: element types and free memory of a device."""
 
     def test_memory_of_a_device_is_in_bytes(self, trial: Trial) -> None:
         self.require(trial, Capability.DEVICE_MEMORY)

@@ -6,7 +6,7 @@
     device.read(buffer)
 
 An address is a number that no process maps: who takes it for a host pointer crashes. New memory
-holds garbage, freed memory is refused. What is queued on a stream runs when somebody waits for it
+holds garbage, freed memory is refused. Work on a stream runs when somebody waits for it
 and no earlier, so work that was not ordered after what it needs gives wrong results, always: what
 a real device does now and then.
 """

@@ -58,7 +58,7 @@ class Interrupter:
     def installed(self) -> Iterator[Interrupter]:
         """Handle SIGALRM, and look at what cannot be raised, inside the block.
 
-        What was dropped before is collected first: a handler that raises in the finalizer of an
+        Objects dropped before are collected first: a handler that raises in the finalizer of an
         object says nothing of the work.
         """
         gc.collect()

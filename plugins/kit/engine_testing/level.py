@@ -369,6 +369,28 @@ def time_slow(trial: Trial) -> tuple[Running, Array, float]:
         rows = int(rows * min(max(0.4 / whole_s, 1.2), 8))
 
 
+def assert_stops_early(
+    running: Running, x: Array, whole_s: float, stopped_s: Callable[[float], float]
+) -> None:
+    """Fail unless a predict that is told to stop after a tenth of its time ends before half of it.
+
+    whole_s: what it takes, from `time_slow`. stopped_s: makes one that is told to stop after some
+    seconds, and returns how long it took. Other processes slow this one down and let go, so that
+    one early end proves nothing, nor a late one: of eight in turn with whole ones, three must be.
+    """
+    whole, stopped = [whole_s], [whole_s]
+    for _ in range(8):
+        stopped.append(stopped_s(min(whole) / 10))
+        whole.append(time_predict(running, x))
+        if sum(each < min(whole) / 2 for each in stopped) == 3:
+            return
+    best = ", ".join(f"{each:.2f}" for each in sorted(stopped)[:3])
+    raise AssertionError(
+        f"told to stop after {min(whole) / 10:.2f} s, predict stopped after {best} s at best; "
+        f"undisturbed it takes {min(whole):.2f} s"
+    )
+
+
 def spent_s(window_s: float) -> float:
     """Return the processor time that all threads of this process take while this one sleeps."""
     begin = time.process_time()

@@ -33,7 +33,7 @@ PARTS = (
 
 
 class Numerics(Level):
-    """What is in few bits, and what runtimes fuse. A model that is refused is no failure."""
+    """Values of few bits, and nodes that runtimes fuse. A model that is refused is no failure."""
 
     @pytest.mark.parametrize("operator", ["Cast", "DequantizeLinear"])
     def test_weights_stored_as_int8_are_computed_in_float(

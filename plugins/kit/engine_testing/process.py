@@ -36,7 +36,7 @@ class Process(Level):
         model = models.heavy if where == "data" else models.external
         source = trial.source(model)
         assert source.path is not None
-        # What the core hands on of an encrypted model: contents in memory, and no file to go by.
+        # An encrypted model, as the core hands it on: contents in memory, and no file to go by.
         secret = replace(
             source,
             data=source.data if source.data is not None else source.path.read_bytes(),

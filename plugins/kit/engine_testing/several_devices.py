@@ -50,7 +50,7 @@ class SeveralDevices(Level):
     def test_samples_that_meet_in_a_model_meet_on_several_devices(
         self, trial: Trial, devices: tuple[Device, ...]
     ) -> None:
-        """What is divided among devices along axis 0 is not the same as a model of less."""
+        """A model that is divided among devices along axis 0 is not the same as one of less."""
         x = np.arange(12, dtype=np.float32).reshape(4, 3)
         running = trial.open(models.meeting, x, devices=devices)
         [y] = running.predict(x)

@@ -1,4 +1,4 @@
-"""What a failure of the kit says: the contract's own sentence, and how a gap is declared."""
+"""A failure of the kit says the contract's own sentence, and how a gap is declared."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class TestNull(BackendConformance):
 
 
 class TestMesh(SeveralDevices):
-    """What null cannot do, which has one device."""
+    """Checks that null, which has one device, cannot pass."""
 
     backend = "null_mesh"
 

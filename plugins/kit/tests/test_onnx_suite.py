@@ -39,7 +39,7 @@ def engine_predict(context, inputs, outputs, deadline_s):
     return results
 """
 
-# What the backend does to its results, in which test, how that ends and what is said.
+# The backend's change of its results, the test, its end and the words for it.
 FAULTS = {
     "all slightly off": (
         "results = [(y * 1.002).astype(y.dtype) for y in results]",

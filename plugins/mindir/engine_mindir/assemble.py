@@ -50,7 +50,7 @@ def lower(
 
     variables: the parameters, as the file names them, that become inputs, each with the names by
     which it was declared. name: what errors call the model. input_shapes: those of inputs in place
-    of the file's. What follows from them is then known in the ONNX model too, as far as it does
+    of the file's. All that follows is then known in the ONNX model too, as far as it does
     not depend on data.
     """
     main = model.graph

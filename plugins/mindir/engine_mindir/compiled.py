@@ -40,7 +40,7 @@ COMPILED = "CustomAscend"
 # Limits, far above any real file: each executor looks at its models and at all names.
 MODELS = EXECUTORS = 1_000
 NAMES = 10_000
-# What may stand beside: it ties values together, and computes none.
+# Nodes that may stand beside: they tie values together, and compute none.
 _TIES = frozenset(
     {"Constant", "MakeTuple", "make_tuple", "TupleGetItem", "tuple_getitem", "Depend", "depend",
      "Load", "UpdateState", "U", "Return", "return"}

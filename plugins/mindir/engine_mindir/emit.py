@@ -74,15 +74,10 @@ class Emitter:
         inputs: Values, numbers (of the first Value's type), arrays, None for an absent one.
         dtype: of the output; None for that of the first input. attributes: None is left out.
         """
-        names, first = self._named(inputs, like)
-        if dtype is None:
-            dtype = self._type_of(op_type, first)
-        if shape is None:
-            shape = shape_of(op_type, inputs, attributes)
-        value = Value(self.fresh(), dtype, shape, depth=self.scope.depth)
+        types = [(dtype, shape)]
+        [value] = self.nodes(op_type, *inputs, types=types, domain=domain, like=like, **attributes)
         if op_type in ("Expand", "Tile"):
             self._count_expanded(op_type, inputs, value)
-        self._append(op_type, names, [value.name], attributes, domain)
         return value
 
     def _count_expanded(self, op_type: str, inputs: Sequence[Any], value: Value) -> None:

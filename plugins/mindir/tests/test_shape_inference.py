@@ -106,7 +106,7 @@ def test_a_convolution_has_the_rank_of_its_weight() -> None:
 
 
 DATA = Path(__file__).parents[3] / "tests" / "data" / "mindir"
-# What these give depends on the numbers in their inputs.
+# Results of these depend on the numbers in their inputs.
 BY_DATA = {"op_nonzero": 0, "unique": 0, "masked_select": 0}
 OPEN_FILES = (
     "dyn_conv", "dyn_mlp", "dyn_shape", "gpt_dyn", "op_arange_dyn", "adaptive", *BY_DATA,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -13,17 +12,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from engine_serve.body import ClientGone, read
-from engine_serve.errors import RequestError, Unsupported, status_of, text_of
+from engine_serve.body import ClientGone, Held, Room, read
+from engine_serve.errors import RequestError, Unsupported, note, status_of, text_of
 from engine_serve.metrics import Metrics
 from engine_serve.rest_infer import object_of
 from engine_serve.service import Service
 
-_log = logging.getLogger("engine_serve")
-
 
 def addresses(
-    service: Service, metrics: Metrics, most_bytes: int, further: Sequence[Route] = ()
+    service: Service, metrics: Metrics, room: Room, further: Sequence[Route] = ()
 ) -> Starlette:
     """Return the application of all addresses but inference's. further: routes beside them."""
 
@@ -31,9 +28,14 @@ def addresses(
         found: str = request.path_params.get(key, "")
         return found
 
-    async def object_in(request: Request) -> dict[str, Any]:
-        body = await read(request.receive, -1, 0, "", most_bytes)
-        return object_of(body) if body else {}
+    async def object_in(request: Request, held: Held | None = None) -> dict[str, Any]:
+        own = held or Held(room)
+        try:
+            body = await read(request.receive, -1, 0, "", own)
+            return object_of(body) if body else {}
+        finally:
+            if held is None:
+                own.give_back()
 
     async def live(request: Request) -> Response:
         return JSONResponse({"live": True})
@@ -62,14 +64,18 @@ def addresses(
 
     async def index(request: Request) -> Response:
         wanted = await object_in(request)
-        return JSONResponse(service.index(ready=wanted.get("ready") is True))
+        return JSONResponse(await service.refreshed_index(ready=wanted.get("ready") is True))
 
     async def load(request: Request) -> Response:
-        wanted = await object_in(request)
-        parameters = wanted.get("parameters", {})
-        if not isinstance(parameters, dict):
-            raise RequestError("'parameters' must be an object")
-        await service.load(given(request, "name"), parameters)
+        held = Held(room)  # until the load has ended: files may be in it
+        try:
+            wanted = await object_in(request, held)
+            parameters = wanted.get("parameters", {})
+            if not isinstance(parameters, dict):
+                raise RequestError("'parameters' must be an object")
+            await service.load(given(request, "name"), parameters)
+        finally:
+            held.give_back()
         return Response()
 
     async def unload(request: Request) -> Response:
@@ -127,6 +133,7 @@ def addresses(
         *_both(of_model, version, "/ready", model_ready),
         *_both(of_model, version, "/config", config),
         *_both(of_model, version, "/stats", statistics),
+        *_both(of_model, version, "/infer", nothing, ["POST"]),  # Rest answers POST; others: 405
         Route("/v2/repository/index", index, methods=["POST"]),
         Route("/v2/repository/models/{name}/load", load, methods=["POST"]),
         Route("/v2/repository/models/{name}/unload", unload, methods=["POST"]),
@@ -173,11 +180,17 @@ def refusal(error: Exception) -> Response:
     """Return the answer to a request that failed."""
     status = status_of(error).http
     if status == 500:
-        _log.error("a request failed: %s", text_of(error), exc_info=error)
+        note(error)
     return JSONResponse({"error": text_of(error)}, status)
 
 
 async def _not_here(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 404
-    text = f"there is nothing for {request.method} at {request.url.path!r}"
-    return JSONResponse({"error": text}, status)
+    status = 404
+    headers: Mapping[str, str] | None = None
+    if isinstance(error, HTTPException):
+        status, headers = error.status_code, error.headers  # Allow, of a 405
+    text = (
+        f"there is nothing for {request.method} at {request.url.path!r}; "
+        "inference is POST /v2/models/NAME/infer, the list of models POST /v2/repository/index"
+    )
+    return JSONResponse({"error": text}, status, headers)

@@ -2,92 +2,47 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import engine
-from engine.errors import ModelError, SettingError
-from engine.types import CancelToken
-from engine_serve.config_file import config_type
+from engine.errors import SettingError
+from engine_serve.config_file import config_type, type_name
 from engine_serve.loaded import LoadedModel
 from engine_serve.repository import Build
+from engine_serve.runners import Running
 
-_log = logging.getLogger("engine_serve")
 
-
-def builder(
-    target: Sequence[str],
-    config_path: str = "",
-    queue_limit: int = 1000,
-    cancel: CancelToken | None = None,
-) -> Build:
-    """Return what builds models for a target.
-
-    config_path: of a configuration file of the engine. queue_limit: where a model's own
-    configuration says none. cancel: ends a build that runs.
-    """
+def builder(running: Running) -> Build:
+    """Return what builds models."""
 
     def build(name: str, version: str, path: Path, config: Any) -> LoadedModel:
-        context = engine.Context()
-        context.target = [*target]
-        if config_path:
-            context.parallel.config_path = config_path
-        context.parallel.workers_num = sum(group.count or 1 for group in config.instance_group)
-        context.parallel.device_ids = [
-            number for group in config.instance_group for number in group.gpus
-        ]
-        batching = config.dynamic_batching
-        queue = batching.default_queue_policy
-        options: dict[str, Any] = {
-            "context": context,
-            "queue_limit": queue.max_queue_size or queue_limit,
-            "max_batch_size": _shared(config),
-            "cancel": cancel,
-        }
-        if batching.max_queue_delay_microseconds:
-            options["max_delay_us"] = batching.max_queue_delay_microseconds
-        model = _built(name, version, path, config, options)
+        runner = running.runner(name, path, config)
         try:
+            model = LoadedModel(name, version, path, config, runner)
             _check(model)
+            batching = config.dynamic_batching
+            model.max_batch_size = config.max_batch_size
+            model.highest_level = running.highest_level
+            model.default_level = batching.default_priority_level
+            timeout_us = batching.default_queue_policy.default_timeout_microseconds
+            model.default_timeout_s = timeout_us / 1e6
+            model.labels = _labels(config, path)
         except BaseException:
-            model.close()
+            runner.close()
             raise
-        model.max_batch_size = config.max_batch_size
-        model.default_level = batching.default_priority_level
-        model.default_timeout_s = queue.default_timeout_microseconds / 1e6
-        model.labels = _labels(config, path)
         return model
 
     return build
 
 
-def _shared(config: Any) -> int | None:
-    """Return how many samples may share a run: None for what pays, 1 for never."""
-    if not config.ByteSize():
-        return None
-    return max(1, config.max_batch_size) if config.HasField("dynamic_batching") else 1
-
-
-def _built(
-    name: str, version: str, path: Path, config: Any, options: dict[str, Any]
-) -> LoadedModel:
-    try:
-        return LoadedModel(name, version, path, config, **options)
-    except ModelError as error:
-        if (options["max_batch_size"] or 1) == 1:
-            raise
-        model = LoadedModel(name, version, path, config, **{**options, "max_batch_size": 1})
-        _log.warning(
-            "model %r: requests share no runs, though config.pbtxt asks for it: %s", name, error
-        )
-        return model
-
-
 def _check(model: LoadedModel) -> None:
     """Compare a model with its configuration. Raises SettingError, which names the tensor."""
     config = model.config
+    if config.max_batch_size < 0:
+        raise SettingError(
+            f"config.pbtxt of {model.name!r}: max_batch_size must be a whole number from 0, "
+            f"got {config.max_batch_size}"
+        )
     if config.name and config.name != model.name:
         raise SettingError(
             f"config.pbtxt is of model {config.name!r}, but the folder is {model.name!r}"
@@ -110,7 +65,8 @@ def _check(model: LoadedModel) -> None:
             if not fits or tensor.data_type not in (0, config_type(spec.datatype)):
                 raise SettingError(
                     f"config.pbtxt of {model.name!r}: {kind} {tensor.name!r} does not fit the "
-                    f"model's {spec}: dims {dims}, data_type {tensor.data_type}"
+                    f"model's {spec}: dims {dims}, "
+                    f"data_type {type_name(tensor.data_type)}"
                 )
 
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
-import signal
+import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import click
 
 from engine.errors import Cancelled, SettingError
 from engine.types import CancelToken
+from engine_serve import __version__
 from engine_serve.building import builder
-from engine_serve.folder import sources
+from engine_serve.folder import Sources
 from engine_serve.logs import to_stderr
 from engine_serve.origins import is_loopback
+from engine_serve.polling import Polling
 from engine_serve.repository import Repository
+from engine_serve.runners import Running
 from engine_serve.server import Server, Settings
+from engine_serve.signals import Signals
+from engine_serve.uploads import Uploads
 
 EPILOG = """\b
 Examples:
@@ -36,9 +44,11 @@ FOLDER has models as files, or in Triton's layout:
 Exit status:
   0  ended by SIGTERM or SIGINT, and every request was answered
   1  a model could not be loaded, a port could not be had, or requests
-     still ran when the time of --drain was over"""
+     still ran when the time of --drain was over
+  2  wrong usage"""
 
 _CLOSE_S = 5.0  # for runners, whose requests have ended
+_SAME_S = 1.0  # `timeout` and some others send a signal twice: that is one
 _log = logging.getLogger("engine_serve")
 _PORT = click.IntRange(0, 65535)
 _SECONDS = click.FloatRange(0, 86400, min_open=True)
@@ -56,21 +66,81 @@ _SECONDS = click.FloatRange(0, 86400, min_open=True)
     "--config", type=click.Path(), metavar="FILE", help="A configuration file for all models."
 )
 @click.option(
+    "--processes",
+    default=0,
+    type=click.IntRange(0, 64),
+    help="Worker processes for each model; 0 runs models in the server's process.",
+)
+@click.option(
     "--queue-limit",
     default=1000,
     type=click.IntRange(1),
     help="How many requests of a model may wait; more are refused.",
 )
 @click.option(
+    "--highest-priority",
+    default=1,
+    type=click.IntRange(1, 201),
+    metavar="LEVEL",
+    help="The highest priority that clients may ask for; 1 is the highest that there is.",
+)
+@click.option(
     "--max-request-mib", default=64, type=click.IntRange(1, 2047), help="The largest request."
 )
-@click.option("--max-connections", default=1000, type=click.IntRange(1), help="REST's at once.")
+@click.option(
+    "--max-requests-mib",
+    default=1024,
+    type=click.IntRange(1),
+    help="The bodies of all requests of REST that are here at once.",
+)
+@click.option(
+    "--max-connections",
+    default=1000,
+    type=click.IntRange(1),
+    help="Connections of REST at once, and calls of gRPC.",
+)
+@click.option(
+    "--grpc-connection-age",
+    default=None,
+    type=_SECONDS,
+    metavar="S",
+    help="Seconds after which clients of gRPC connect anew, so that new replicas get their share.",
+)
 @click.option(
     "--read-timeout",
     default=10.0,
     type=_SECONDS,
     metavar="S",
-    help="Seconds for a request's headers, and for each next part of its body.",
+    help="Seconds for a request's headers, for each next part of its body, and for a client to "
+    "take more of its answer.",
+)
+@click.option(
+    "--transfer-timeout",
+    default=120.0,
+    type=_SECONDS,
+    metavar="S",
+    help="Seconds for a whole request to come, and for a whole answer to be taken.",
+)
+@click.option(
+    "--keep-alive",
+    default=75,
+    type=click.IntRange(1, 86400),
+    metavar="S",
+    help="Seconds for which REST's connections stay without a request.",
+)
+@click.option(
+    "--stream-idle",
+    default=3600.0,
+    type=_SECONDS,
+    metavar="S",
+    help="Seconds for which a stream of inferences over gRPC stays without a request.",
+)
+@click.option(
+    "--grpc-keepalive",
+    default=60.0,
+    type=_SECONDS,
+    metavar="S",
+    help="Seconds after which a silent client of gRPC is asked whether it is still there.",
 )
 @click.option(
     "--drain",
@@ -95,6 +165,20 @@ _SECONDS = click.FloatRange(0, 86400, min_open=True)
     help="Let clients load and unload models.",
 )
 @click.option(
+    "--allow-uploads",
+    default=0,
+    type=click.IntRange(0),
+    metavar="MIB",
+    help="Let clients send the files of models with a load; MiB of all of them together.",
+)
+@click.option(
+    "--poll",
+    default=None,
+    type=_SECONDS,
+    metavar="S",
+    help="Seconds between two looks for new and changed models, which are then loaded.",
+)
+@click.option(
     "--allow-host",
     "allowed_hosts",
     multiple=True,
@@ -112,16 +196,26 @@ def serve(
     no_grpc: bool,
     target: str,
     config: str | None,
+    processes: int,
     queue_limit: int,
+    highest_priority: int,
     max_request_mib: int,
+    max_requests_mib: int,
     max_connections: int,
+    grpc_connection_age: float | None,
     read_timeout: float,
+    transfer_timeout: float,
+    keep_alive: int,
+    stream_idle: float,
+    grpc_keepalive: float,
     drain: float,
     token_file: str | None,
     tls_cert: str | None,
     tls_key: str | None,
     shared_memory: bool | None,
     model_control: bool,
+    allow_uploads: int,
+    poll: float | None,
     allowed_hosts: tuple[str, ...],
     no_page: bool,
     as_json: bool,
@@ -131,6 +225,8 @@ def serve(
         raise click.UsageError("--no-http and --no-grpc leave nothing to serve")
     if bool(tls_cert) != bool(tls_key):
         raise click.UsageError("--tls-cert and --tls-key go together")
+    if tls_cert and tls_key:
+        check_pair(tls_cert, tls_key)
     to_stderr(json_lines=as_json)
     is_local = is_loopback(host)
     settings = Settings(
@@ -138,8 +234,14 @@ def serve(
         http_port=None if no_http else http_port,
         grpc_port=None if no_grpc else grpc_port,
         most_bytes=max_request_mib << 20,
-        read_s=read_timeout,
+        most_bytes_together=max_requests_mib << 20,
+        pause_s=read_timeout,
+        transfer_s=transfer_timeout,
         connections=max_connections,
+        idle_s=keep_alive,
+        stream_idle_s=stream_idle,
+        keepalive_s=grpc_keepalive,
+        connection_age_s=grpc_connection_age or 0.0,
         drain_s=drain,
         token=token_of(token_file) if token_file else "",
         certificate=tls_cert or "",
@@ -152,55 +254,95 @@ def serve(
     if not is_local and not settings.token:
         _log.warning("whoever reaches %s may use the models; --token-file asks for a token", host)
     cancel = CancelToken()
-    build = builder(target.split(","), config or "", queue_limit, cancel)
-    run(Repository(sources(models), build), settings, cancel)
+    running = Running(
+        target=target.split(","),
+        config_path=config or "",
+        queue_limit=queue_limit,
+        processes=processes,
+        highest_level=highest_priority,
+        cancel=cancel,
+    )
+    running.context()  # a wrong option is refused before anything listens
+    uploads = Uploads(allow_uploads << 20)
+    repository = Repository(Sources(models), builder(running), uploads, may_change=model_control)
+    run(repository, settings, cancel, poll)
 
 
-def run(repository: Repository, settings: Settings, cancel: CancelToken) -> None:
-    """Serve until a signal comes. cancel: ends the build of a model.
+def run(
+    repository: Repository, settings: Settings, cancel: CancelToken, poll_s: float | None = None
+) -> None:
+    """Serve until a signal comes. cancel: ends the build of a model. poll_s: see Polling.
 
-    Raises SettingError, and what loading raises; SystemExit(1) where requests did not end.
+    Raises SettingError; SystemExit(1) where a model cannot be loaded, which the log says, and where
+    requests did not end.
     """
-    over = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: over.set())
+    signals = Signals()
     server = Server(repository, settings)
     server.start()
     failures: list[BaseException] = []
 
     def load() -> None:
+        polling = Polling(repository) if poll_s else None
         try:
             for name in repository.names:
                 repository.load(name)
         except BaseException as error:
             failures.append(error)
-            over.set()
+            signals.wake()
         else:
+            gc.collect()
+            gc.freeze()  # what is loaded stays: no collection has to look at it
             _log.info("ready")
+            if polling is not None and poll_s:
+                polling.run(poll_s, cancel)
 
-    _log.info("%s", server)
+    _log.info("inference-engine %s: %s", __version__, server)
     _in_thread(load)
-    over.wait()
-    for number in (signal.SIGINT, signal.SIGTERM):  # the next one ends at once
-        signal.signal(number, lambda number, _: os._exit(128 + number))
+    signals.wait()
+    begin_s = time.monotonic()
     if not failures:
         _log.info("ending: %s s for requests that run", settings.drain_s)
     cancel.cancel()
-    server.stop()
-    closing = _in_thread(repository.close)
-    closing.join(_CLOSE_S)
-    if closing.is_alive():
+    is_closed: Future[bool] = Future()
+
+    def end() -> None:
+        try:
+            server.stop()
+            closing = _in_thread(repository.close)
+            closing.join(_CLOSE_S)
+            is_closed.set_result(not closing.is_alive())
+        except BaseException as error:
+            is_closed.set_exception(error)
+        signals.wake()
+
+    _in_thread(end)
+    while not is_closed.done():
+        if (number := signals.wait()) and time.monotonic() - begin_s > _SAME_S:
+            os._exit(128 + number)
+    if not is_closed.result():
         _log.error("requests still run; they are dropped")
         sys.stderr.flush()
         os._exit(1)  # Python cannot end around a run
+    _log.info("ended")
     if failures and not isinstance(failures[0], Cancelled):
-        raise failures[0]
+        sys.exit(1)
 
 
 def _in_thread(work: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
+
+
+def check_pair(certificate: str, key: str) -> None:
+    """Refuse files that are not a certificate and its key. Raises SettingError."""
+    try:  # a password, so that nobody is asked for one
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except OSError as error:
+        raise SettingError(
+            f"--tls-cert {certificate}, --tls-key {key}: expected a certificate and its key, PEM, "
+            f"without a password: {error}"
+        ) from error
 
 
 def token_of(path: str) -> str:

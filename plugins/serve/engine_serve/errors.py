@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 import grpc
 
+from engine.config.wording import own_text
 from engine.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -15,6 +17,9 @@ from engine.errors import (
     QueueFull,
     one_line,
 )
+
+_LOGGED = "is_logged"  # an attribute of errors
+_log = logging.getLogger("engine_serve")
 
 
 class RequestError(InputError):
@@ -58,6 +63,16 @@ _BY_CLASS: dict[type[Exception], Status] = {
 }
 
 
+_WORDS = {
+    ", the runner's queue_limit": " (--queue-limit, or max_queue_size in config.pbtxt)",
+    ", or let it wait: when_full='wait'": "",
+    "predict failed! ": "",
+    "longer than timeout_s, ": "longer than its time-out, ",
+    ", or leave timeout_s out": "",
+}
+"""Words of the engine for callers of Python, and those for clients of the server."""
+
+
 def status_of(error: BaseException) -> Status:
     """Return the status of an error; that of a fault of the server for any other."""
     for kind in type(error).__mro__:
@@ -66,6 +81,29 @@ def status_of(error: BaseException) -> Status:
     return _OTHERS
 
 
+def note(error: BaseException) -> None:
+    """Log a request that failed, unless `note_load` has logged its error."""
+    if _LOGGED not in vars(error):
+        _write("a request failed", error)
+
+
+def note_load(error: BaseException, name: str) -> None:
+    """Log that a model could not be loaded."""
+    _write(f"model {name!r} could not be loaded", error)
+    vars(error)[_LOGGED] = True
+
+
+def _write(event: str, error: BaseException) -> None:
+    """Log an error, with a traceback where the fault is the server's own."""
+    trace = None if isinstance(error, EngineError | OSError) else error
+    _log.error("%s: %s", event, text_of(error), exc_info=trace)
+
+
 def text_of(error: BaseException) -> str:
     """Return the sentence that a client gets."""
-    return " ".join(str(error).split()) if isinstance(error, EngineError) else one_line(error)
+    if not isinstance(error, EngineError):
+        return one_line(error)
+    text = " ".join(own_text(error).split())  # clients called no method of Python
+    for said, known in _WORDS.items():
+        text = text.replace(said, known)
+    return text

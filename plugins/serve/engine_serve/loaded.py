@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -10,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-import engine
 from engine.errors import ModelError
-from engine.types import CancelToken, TensorSpec, ValueKind
+from engine.types import CancelToken, Placement, TensorSpec, ValueKind
 from engine_serve.datatypes import NUMPY, name_of, of_array
 from engine_serve.errors import RequestError
 from engine_serve.latencies import Latencies
 from engine_serve.request import Inference
+from engine_serve.runners import Runner
 from engine_serve.tensors import Array
+from engine_serve.uploads import Upload
 
 _SHORT_S = 600e-6  # of a run in another thread: two thirds of that is the way there and back
 _LONG_S = 1e-3
@@ -66,39 +69,54 @@ class Own:
         self.last = time.time()
 
 
+def placed(placement: Iterable[Placement]) -> list[dict[str, Any]]:
+    """Return how many nodes each backend and device runs, the most first."""
+    nodes = Counter((node.backend, node.device, node.provider) for node in placement)
+    return [
+        {"backend": backend, "device": device, "provider": provider, "nodes": count}
+        for (backend, device, provider), count in nodes.most_common()
+    ]
+
+
 class LoadedModel:
     """A version that takes requests. All methods but `close` are for the event loop's thread.
 
+    upload: its files, where a client has sent them.
+
     in_flight: requests that have it now; the repository counts them. labels: names of an output's
-    classes. default_level, default_timeout_s, max_batch_size: the configuration's; 0 without.
+    classes. placement: as `placed` returns it. default_level, default_timeout_s, max_batch_size:
+    the configuration's; 0 without. highest_level: the highest priority that clients may ask for.
     """
 
     in_flight = 0
     default_level = 0
+    highest_level = 1
     default_timeout_s = 0.0
     max_batch_size = 0
+    upload: Upload | None = None
 
-    def __init__(self, name: str, version: str, path: Path, config: Any, **options: Any) -> None:
-        """Build the model. options: those of ModelParallelRunner.build_from_file."""
+    def __init__(self, name: str, version: str, path: Path, config: Any, runner: Runner) -> None:
+        """Stand for a runner, which is this one's to close. Raises ModelError."""
         self.name, self.version, self.path, self.config = name, version, path, config
+        self.runner = runner
         self.labels: dict[str, list[str]] = {}
         self.own = Own()
-        facts = engine.inspect(str(path))
-        self.inputs = {spec.name: TensorMetadata.of(spec) for spec in facts.inputs or ()}
-        self.outputs = {spec.name: TensorMetadata.of(spec) for spec in facts.outputs or ()}
-        self.platform = f"{facts.format}_{facts.format}v1" if facts.format else "engine"
-        ranked = [spec for spec in facts.inputs or () if spec.shape is not None]
+        inputs, outputs = runner.inputs, runner.outputs
+        self.inputs = {spec.name: TensorMetadata.of(spec) for spec in inputs}
+        self.outputs = {spec.name: TensorMetadata.of(spec) for spec in outputs}
+        self.placement = placed(runner.placement)  # later, it might have to wait for a process
+        form = path.suffix[1:]
+        self.platform = f"{form}_{form}v1" if form else "engine"
+        ranked = [spec for spec in inputs if spec.shape is not None]
         self._ranks = {spec.name: len(spec.shape or ()) for spec in ranked}
-        for spec in (*(facts.inputs or ()), *(facts.outputs or ())):
+        for spec in (*inputs, *outputs):
             if spec.kind is not ValueKind.TENSOR:
                 raise ModelError(
                     f"model {name!r}: {spec.name!r} is a {spec.kind}; the protocol carries tensors "
                     "only",
                     str(path),
                 )
-        self.runner = engine.ModelParallelRunner()
-        self.runner.build_from_file(str(path), when_full="raise", **options)
-        self._is_sharing = not self.runner.statistics().batching.startswith("off")
+        self._may_be_short = runner.is_in_process and not runner.shares_runs
         self._short: set[object] = set()
         self._handed = 0  # requests that other threads run, or that wait for them
 
@@ -151,7 +169,8 @@ class LoadedModel:
 
         inputs: as `checked` returns them. A run that is known to be short runs here, in the event
         loop: that takes less time than to hand it to another thread. A run that others may share
-        does not, nor one beside others: it might wait for a slot, and the loop with it.
+        does not, nor one beside others: it might wait for a slot, and the loop with it; nor one in
+        another process, which may end.
         """
         timeout_s = inference.timeout_s or self.default_timeout_s or None
         is_plain = timeout_s is None and not inference.priority
@@ -177,7 +196,7 @@ class LoadedModel:
             finally:
                 self._handed -= 1
             took_s = perf_counter() - begin_s
-            is_short = took_s < _SHORT_S and not self._is_sharing
+            is_short = took_s < _SHORT_S and self._may_be_short
             if is_short and len(self._short) < _MOST_SHAPES:
                 self._short.add(shapes)
         return {tensor.name: tensor.get_data_to_numpy() for tensor in results}
@@ -189,4 +208,9 @@ class LoadedModel:
 
     def close(self) -> None:
         """End; what waits runs first."""
-        self.runner.close()
+        try:
+            self.runner.close()
+        finally:
+            upload, self.upload = self.upload, None
+            if upload is not None:
+                upload.leave()

@@ -32,10 +32,10 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def to_stderr(*, json_lines: bool = False) -> None:
-    """Write what the server, the engine and uvicorn log to standard error."""
+    """Write what the server, the engine and the libraries below log to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if json_lines else _Text())
-    for name in ("engine_serve", "engine", "uvicorn"):
+    for name in ("engine_serve", "engine", "uvicorn", "grpc", "asyncio"):
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.propagate = False

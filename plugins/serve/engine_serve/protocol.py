@@ -1,7 +1,8 @@
-"""The messages of protocol.proto, made from its compiled form, protocol.binpb.
+"""The messages of protocol.proto and health.proto, made from their compiled form, protocol.binpb.
 
 A compiled form is read by every later version of protobuf; generated Python code is not. The
-messages have a pool of their own: a process may also import tritonclient's, of the same names.
+messages have a pool of their own: a process may also import tritonclient's or grpc_health's, of the
+same names.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 PACKAGE = "inference"
 SERVICE = f"{PACKAGE}.GRPCInferenceService"
+HEALTH = "grpc.health.v1"
 _FOLDER = Path(__file__).parent
 COMPILED = _FOLDER / "protocol.binpb"
 
@@ -21,9 +23,9 @@ for _file in descriptor_pb2.FileDescriptorSet.FromString(COMPILED.read_bytes()).
     _pool.Add(_file)
 
 
-def message(name: str) -> Any:
-    """Return the class of a message of the package, as "ModelInferRequest"."""
-    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+def message(name: str, package: str = PACKAGE) -> Any:
+    """Return the class of a message of a package, as "ModelInferRequest"."""
+    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{package}.{name}"))
 
 
 def methods() -> list[tuple[str, Any, Any, bool]]:
@@ -41,12 +43,12 @@ def methods() -> list[tuple[str, Any, Any, bool]]:
 
 
 def compile_to(path: Path) -> None:
-    """Write the compiled form of protocol.proto."""
+    """Write the compiled form of the two files."""
     from grpc_tools import protoc
 
-    words = ["protoc", f"-I{_FOLDER}", f"--descriptor_set_out={path}", "protocol.proto"]
-    if protoc.main(words):
-        raise RuntimeError("protoc refused protocol.proto; its messages are above")
+    words = ["protoc", f"-I{_FOLDER}", f"--descriptor_set_out={path}"]
+    if protoc.main([*words, "protocol.proto", "health.proto"]):
+        raise RuntimeError("protoc refused a file; its messages are above")
 
 
 if __name__ == "__main__":

@@ -66,16 +66,24 @@ def timeout_of(parameters: Mapping[str, Any]) -> float | None:
     return min(wanted, _LONGEST_US) / 1e6 if wanted else None
 
 
-def priority_of(parameters: Mapping[str, Any], default_level: int = 0) -> int:
+def priority_of(
+    parameters: Mapping[str, Any], default_level: int = 0, highest_level: int = 1
+) -> int:
     """Return the engine's priority for parameter `priority`, the protocol's level.
 
     Level 1 is the highest, 100 of the engine's; 2 is 99, and so on. 0 is the default: the
-    engine's 0, or the configuration's default level.
+    engine's 0, or the configuration's default level. highest_level: that clients may ask for.
     """
     level = parameters.get("priority", 0)
     if not _is_whole(level) or level < 0:
         raise RequestError(
             f"parameter 'priority' must be a whole number from 0, got {level!r}", "priority"
+        )
+    if 0 < level < highest_level:
+        raise RequestError(
+            f"parameter 'priority' must be 0, for the default, or from {highest_level}, the "
+            f"server's --highest-priority, got {level}",
+            "priority",
         )
     level = level or default_level
     return max(-_MOST_PRIORITY, _MOST_PRIORITY + 1 - level) if level else 0

@@ -5,17 +5,16 @@ Inference does not go through starlette's router and request, which cost more th
 
 from __future__ import annotations
 
-import hmac
 import json
-import logging
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
 from engine.types import CancelToken
 from engine_serve.addresses import addresses
-from engine_serve.body import ClientGone, Receive, Watch, read
-from engine_serve.errors import RequestError, status_of, text_of
+from engine_serve.bearer import Bearer, refusal
+from engine_serve.body import BODY, Body, ClientGone, Held, Receive, Room, Watch, read
+from engine_serve.errors import RequestError, note, status_of, text_of
 from engine_serve.inferring import infer
 from engine_serve.metrics import Metrics
 from engine_serve.origins import Origins
@@ -29,42 +28,51 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 _OPEN = frozenset(("/v2/health/live", "/v2/health/ready"))
 _LARGE = 100_000  # bytes of JSON: some milliseconds
-_log = logging.getLogger("engine_serve")
 
 
 class Rest:
     """The ASGI application.
 
-    most_bytes: of a body. token: what clients must show; "" for none. origins: the sites whose
-    pages may ask. page: for browsers.
+    room: for bodies. bearer: what clients must show. origins: the sites whose pages may ask.
+    page: for browsers.
     """
 
     def __init__(
         self,
         service: Service,
         metrics: Metrics,
-        most_bytes: int,
-        token: str,
+        room: Room,
+        bearer: Bearer,
         origins: Origins,
         page: Page | None = None,
     ) -> None:
         self._origins = origins
-        self._service, self._most_bytes = service, most_bytes
-        self._token = f"Bearer {token}".encode() if token else b""
+        self._service, self._room = service, room
+        self._bearer = bearer
         self._open = _OPEN | (page.open_paths if page else frozenset())
-        self._others = addresses(service, metrics, most_bytes, page.routes if page else ())
+        self._others = addresses(service, metrics, room, page.routes if page else ())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
             raise RuntimeError(f"there is nothing here but http, got {scope['type']}")
+        try:
+            await self._answered(scope, receive, send)
+        finally:
+            if (body := scope.get(BODY)) is not None:
+                body.end()  # whoever has answered
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if fault := self._origins.fault(scope["headers"]):
             await _answer(send, 403, json.dumps({"error": fault}).encode())
             return
-        if self._token and path not in self._open and not self._is_known(scope["headers"]):
-            await _answer(send, 401, b'{"error":"a token is needed: Authorization: Bearer TOKEN"}')
-            return
+        if self._bearer and path not in self._open:
+            given = next((v for name, v in scope["headers"] if name == b"authorization"), b"")
+            if not self._bearer.is_shown(given):
+                text = refusal(given, "Authorization: Bearer TOKEN")
+                await _answer(send, 401, json.dumps({"error": text}).encode())
+                return
         found = _INFER.fullmatch(path)
         if found is None or scope["method"] != "POST":
             await self._others(scope, receive, send)
@@ -75,12 +83,6 @@ class Rest:
             return
         except Exception as error:
             await _refuse(send, error)
-
-    def _is_known(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        given = next((value for name, value in headers if name == b"authorization"), b"")
-        if given[:7].lower() == b"bearer ":  # the scheme has no case (RFC 9110)
-            given = b"Bearer " + given[7:]
-        return hmac.compare_digest(given, self._token)
 
     async def _infer(
         self, name: str, version: str, scope: Scope, receive: Receive, send: Send
@@ -94,10 +96,13 @@ class Rest:
                 header_length = _whole(value, "Inference-Header-Content-Length")
             elif key == b"content-encoding":
                 encoding = value.decode("latin-1")
-        body = await read(receive, length, header_length or 0, encoding, self._most_bytes)
+        filled: Body | None = scope.get(BODY)
+        held = Held(self._room) if filled is None else filled.held
         regions, token = self._service.regions, CancelToken()
-        watch = Watch(receive, token)
+        watch: Watch | None = None
         try:
+            body = await read(receive, length, header_length or 0, encoding, held, filled)
+            watch = Watch(receive, token)
             json_length, parts = await infer(
                 self._service.repository,
                 name,
@@ -108,7 +113,9 @@ class Rest:
                 is_large=(len(body) if header_length is None else header_length) > _LARGE,
             )
         finally:
-            watch.end()
+            held.give_back()
+            if watch is not None:
+                watch.end()
         kind = b"application/json" if json_length is None else b"application/octet-stream"
         headers = [(b"content-type", kind), (b"content-length", b"%d" % sum(map(len, parts)))]
         if json_length is not None:
@@ -129,7 +136,7 @@ def _whole(value: bytes, name: str) -> int:
 async def _refuse(send: Send, error: Exception) -> None:
     status = status_of(error).http
     if status == 500:
-        _log.error("a request failed: %s", text_of(error), exc_info=error)
+        note(error)
     body = json.dumps({"error": text_of(error)}).encode()
     await _answer(send, status, body)
 

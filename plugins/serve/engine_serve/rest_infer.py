@@ -88,7 +88,7 @@ def request_of(
         inputs,
         _outputs(head, all_binary),
         timeout_of(parameters),
-        priority_of(parameters, model.default_level),
+        priority_of(parameters, model.default_level, model.highest_level),
         all_binary,
         parameters,
     )
@@ -144,9 +144,17 @@ def _lenient(text: bytes, error: ValueError) -> Any:
     if len(text) > _LENIENT:
         raise RequestError(f"the request's JSON cannot be read: {error}") from error
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=_finite)
     except (ValueError, RecursionError) as worse:
         raise RequestError(f"the request's JSON cannot be read: {worse}") from worse
+
+
+def _finite(digits: str) -> float:
+    """Return the value of a JSON number. Raises ValueError for one above float64's largest."""
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"the number {digits[:80]} is beyond FP64; write Infinity for infinity")
+    return value
 
 
 def _text_of(head: Mapping[str, Any]) -> bytes:
@@ -164,6 +172,11 @@ def _has_floats(data: list[Any]) -> bool:
 
 def _list(head: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     found = head.get(key)
+    if found is None:
+        raise RequestError(
+            f"the request has no {key!r}; expected "
+            f'{{"{key}": [{{"name": ..., "shape": [...], "datatype": "FP32", "data": [...]}}]}}'
+        )
     if not isinstance(found, list) or not all(isinstance(tensor, dict) for tensor in found):
         raise RequestError(f"{key!r} must be a list of objects, got {type(found).__name__}")
     return found

@@ -59,7 +59,7 @@ async def _statistics(service: Service, request: Any, context: Any) -> Any:
 
 
 async def _index(service: Service, request: Any, context: Any) -> Any:
-    return {"models": service.index(ready=request.ready)}
+    return {"models": await service.refreshed_index(ready=request.ready)}
 
 
 async def _load(service: Service, request: Any, context: Any) -> Any:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from google.protobuf import json_format
 
-from engine.errors import SettingError
+from engine.errors import ModelError, SettingError
 from engine_serve import __version__, config_file
-from engine_serve.errors import NotFound, RequestError, Unavailable, Unsupported
+from engine_serve.errors import NotFound, RequestError, Unavailable, Unsupported, text_of
 from engine_serve.repository import Repository
 from engine_serve.shared_memory import Regions
 from engine_serve.statistics import statistics_of
@@ -37,36 +38,57 @@ _TRACE = {
     "trace_file": "",
     "trace_mode": "opentelemetry",
 }
+_TRACED_BY = {
+    "trace_level": "opentelemetry-instrument and ENGINE_EXTENSIONS=opentelemetry switch them on",
+    "trace_rate": "OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say how many there are",
+}
 _LEVELS = ("log_error", "log_warning", "log_info")
+ENDING = "the server is ending and takes no new requests; ask another one"
+_MOST_CHANGES = 32  # that wait or run; each may hold files that a client has sent
 _log = logging.getLogger("engine_serve")
 
 
 class Service:
     """What a server knows and can do. For the event loop's thread.
 
-    is_open: it takes requests; not while it drains. may_change: clients may load and unload.
+    ending: set when the server begins to end. may_change: clients may load and unload.
     """
 
     def __init__(self, repository: Repository, regions: Regions, *, may_change: bool) -> None:
         self.repository, self.regions = repository, regions
         self._may_change = may_change
         self._verbose = 0
-        self.is_open = True
+        self._waiting = 0  # loads and unloads
+        self._changes = ThreadPoolExecutor(1, "engine serve load")
+        self.ending = asyncio.Event()
 
     # -------------------------------------------------------------------------------- readiness
 
     @property
     def is_ready(self) -> bool:
-        """Return whether all models are loaded and requests are taken."""
+        """Return whether all models are ready and requests are taken."""
         return self.is_open and self.repository.is_ready
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Return whether a model takes requests."""
+        """Return whether a model would run a request now."""
         try:
-            self.repository.give_back(self.repository.borrow(name, version))
+            model = self.repository.borrow(name, version)
         except (NotFound, Unavailable):
             return False
-        return self.is_open
+        try:
+            return self.is_open and model.runner.is_ready
+        finally:
+            self.repository.give_back(model)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether requests are taken: not while the server ends."""
+        return not self.ending.is_set()
+
+    def check_open(self) -> None:
+        """Refuse a new request while the server ends. Raises Unavailable."""
+        if not self.is_open:
+            raise Unavailable(ENDING)
 
     # --------------------------------------------------------------------------------- metadata
 
@@ -109,8 +131,13 @@ class Service:
 
     # ------------------------------------------------------------------------------- repository
 
+    async def refreshed_index(self, *, ready: bool = False) -> list[dict[str, str]]:
+        """Look which models there are now; return all with their states."""
+        await asyncio.to_thread(self.repository.refresh)
+        return self.index(ready=ready)
+
     def index(self, *, ready: bool = False) -> list[dict[str, str]]:
-        """Return all models with their states."""
+        """Return all known models with their states."""
         found = []
         for entry in self.repository.index(ready=ready):
             line = {key: value for key, value in entry._asdict().items() if value}
@@ -120,25 +147,58 @@ class Service:
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Load a model, or what is now in its files. Raises what loading raises."""
         self._check_change()
-        if files := [key for key in parameters if key.startswith("file:")]:
-            raise Unsupported(
-                f"parameter {files[0]!r}: models come from the server's folder, not from requests"
-            )
-        if "config" not in parameters:
-            await asyncio.to_thread(self.repository.load, name)
-            return
-        try:
-            config = config_file.of_json(parameters["config"])
+        sent = {
+            key.removeprefix("file:"): value
+            for key, value in parameters.items()
+            if key.startswith("file:")
+        }
+
+        if sent:
+            self.repository.uploads.require_allowed(sent)
+
+        def load() -> None:
+            if "config" not in parameters and not sent:
+                self.repository.load(name)
+                return
+            config = config_file.of_json(parameters.get("config", "{}"))
             if any(output.label_filename for output in config.output):
                 raise RequestError("label_filename: only a folder's own config.pbtxt names files")
-            await asyncio.to_thread(self.repository.load, name, config)
+            if not sent:
+                self.repository.load(name, config)
+                return
+            upload = self.repository.uploads.write(name, sent)
+            try:
+                self.repository.load(name, config, upload=upload)
+            except ModelError as error:  # it is the client's model
+                raise RequestError(text_of(error).replace(f"{upload.source.path}/", "")) from error
+
+        try:
+            await self._changed(load)
         except SettingError as error:
-            raise RequestError(str(error)) from error
+            raise RequestError(text_of(error)) from error
 
     async def unload(self, name: str) -> None:
         """Unload a model. Raises NotFound."""
         self._check_change()
-        await asyncio.to_thread(self.repository.unload, name)
+        await self._changed(self.repository.unload, name)
+
+    async def _changed(self, change: Callable[..., None], *arguments: Any) -> None:
+        """Load or unload, one after the other: those that wait are to take no thread of others.
+
+        One whose client has gone is done as well. Raises Unavailable where too many wait.
+        """
+        if self._waiting >= _MOST_CHANGES:
+            raise Unavailable(f"{self._waiting} loads and unloads wait already; try again")
+        self._waiting += 1
+        loop = asyncio.get_running_loop()
+        done = loop.run_in_executor(self._changes, change, *arguments)
+        done.add_done_callback(self._end_change)
+        await asyncio.shield(done)
+
+    def _end_change(self, done: asyncio.Future[None]) -> None:
+        self._waiting -= 1
+        if not done.cancelled():
+            done.exception()  # who waits for it has it; one whose client has gone has nobody
 
     def _check_change(self) -> None:
         if not self._may_change:
@@ -169,10 +229,11 @@ class Service:
                 raise RequestError(
                     f"there is no trace setting {key!r}; there are: {', '.join(_TRACE)}"
                 )
-            if value not in (None, _TRACE[key], "OFF"):
+            if value not in (None, _TRACE[key]) and not (key == "trace_level" and value == "OFF"):
+                by = _TRACED_BY.get(key, "OTEL_EXPORTER_OTLP_ENDPOINT says where they go")
                 raise Unsupported(
-                    f"trace setting {key!r}: traces are OpenTelemetry's here, switched on by "
-                    "ENGINE_EXTENSIONS=opentelemetry when the server starts"
+                    f"trace setting {key!r}: expected {_TRACE[key]!r}, got {value!r}: traces are "
+                    f"OpenTelemetry's here, and fixed when the server starts; {by}"
                 )
         return dict(_TRACE)
 

@@ -61,7 +61,9 @@ class Regions:
             )
         with self._lock:
             if name in self._regions:
-                raise RequestError(f"region {name!r} is registered already", name)
+                raise RequestError(
+                    f"region {name!r} is registered already; unregister it first", name
+                )
             if len(self._regions) >= _MOST:
                 raise RequestError(f"there are {_MOST} regions already; unregister some", name)
             file = _opened(name, plain)
@@ -69,7 +71,7 @@ class Regions:
             if offset + nbytes > size:
                 os.close(file)
                 raise RequestError(
-                    f"region {name!r}: {key!r} has {size} bytes, but got {offset} + {nbytes}",
+                    f"region {name!r}: {key!r} has {size} bytes, got {nbytes} at offset {offset}",
                     name,
                 )
             self._regions[name] = Region(name, key, offset, nbytes, file)
@@ -126,8 +128,8 @@ class Regions:
             raise RequestError(f"tensor {name!r}: there is no region {place.region!r}", name)
         if place.offset + place.nbytes > region.nbytes:
             raise RequestError(
-                f"tensor {name!r}: region {place.region!r} has {region.nbytes} bytes, but "
-                f"{place.offset} + {place.nbytes} were given",
+                f"tensor {name!r}: region {place.region!r} has {region.nbytes} bytes, got "
+                f"{place.nbytes} at offset {place.offset}",
                 name,
             )
         if place.nbytes > self._most_bytes:  # a region may be longer than the memory that it has

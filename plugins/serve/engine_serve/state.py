@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from engine.errors import ModelStateError
 from engine_serve.errors import NotFound, Unavailable
 from engine_serve.loaded import LoadedModel
 from engine_serve.service import Service
-
-Placed = list[dict[str, Any]]
 
 
 class State:
@@ -20,7 +16,6 @@ class State:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._placed: WeakKeyDictionary[LoadedModel, Placed] = WeakKeyDictionary()
 
     def read(self) -> dict[str, Any]:
         """Return all models and versions as they are now."""
@@ -36,13 +31,11 @@ class State:
         return {"ready": self._service.is_ready, "models": models}
 
     def _about(self, model: LoadedModel) -> dict[str, Any]:
-        if model not in self._placed:
-            self._placed[model] = _placed(model)
         counted = model.runner.statistics()
         return {
             **self._service.model_metadata(model.name, model.version),
             "labels": model.labels,
-            "placement": self._placed[model],
+            "placement": model.placement,
             "waiting": counted.waiting,
             "running": counted.running,
             "completed": counted.completed,
@@ -50,12 +43,3 @@ class State:
             "refused": counted.refused + model.own.refused,
             "latency_ms": model.own.latencies.buckets(),
         }
-
-
-def _placed(model: LoadedModel) -> Placed:
-    """Return how many nodes each backend and device runs."""
-    nodes = Counter((node.backend, node.device, node.provider) for node in model.runner.placement)
-    return [
-        {"backend": backend, "device": device, "provider": provider, "nodes": count}
-        for (backend, device, provider), count in nodes.most_common()
-    ]

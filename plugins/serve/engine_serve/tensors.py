@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +18,7 @@ Raw: TypeAlias = bytes | bytearray | memoryview
 _LENGTH = struct.Struct("<I")
 _MOST_AXES = 64  # numpy's limit
 _MOST_ELEMENTS = 2**48
+_SMALL = 65536
 
 if sys.byteorder != "little":
     raise ImportError("the protocol's bytes are little-endian; this machine's are not")
@@ -26,7 +26,7 @@ if sys.byteorder != "little":
 
 def shape_of(shape: object, name: str) -> tuple[int, ...]:
     """Return a request's shape as a tuple. Raises RequestError that names the input."""
-    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
+    if not isinstance(shape, (list, tuple)):
         raise RequestError(f"input {name!r}: shape must be a list of sizes, got {shape!r}", name)
     sizes = tuple(shape)
     for size in sizes:
@@ -102,15 +102,15 @@ def text_of(element: bytes, name: str, place: int) -> str:
 
 
 def to_raw(array: Array) -> Raw:
-    """Return an array's bytes: its own memory where it is contiguous, but for BYTES."""
+    """Return an array's bytes: its own memory where it is large and contiguous, but for BYTES."""
     if array.dtype.kind in "OUST":
         parts: list[bytes] = []
         for element in array.ravel():
             text = element if isinstance(element, bytes) else str(element).encode()
             parts += (_LENGTH.pack(len(text)), text)
         return b"".join(parts)
-    if not array.size:
-        return b""
+    if array.nbytes < _SMALL:
+        return array.tobytes()  # sooner done than a view of it
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 

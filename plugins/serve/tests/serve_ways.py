@@ -16,9 +16,11 @@ import onnx
 from onnx import helper
 
 from engine_serve.building import builder
-from engine_serve.folder import sources
+from engine_serve.folder import Sources
 from engine_serve.repository import Repository
+from engine_serve.runners import Running
 from engine_serve.server import Server, Settings
+from engine_serve.uploads import Uploads
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -57,9 +59,24 @@ def identity(path: Path, dtype: int) -> Path:
 class Served:
     """A server of this process, with its repository."""
 
-    def __init__(self, *words: object, target: str = "cpu", limit: int = 1000, **more: Any) -> None:
-        self.repository = Repository(sources(map(str, words)), builder([target], queue_limit=limit))
-        settings = Settings(**{"http_port": 0, "grpc_port": 0, "drain_s": 5.0, **more})
+    def __init__(
+        self,
+        *words: object,
+        running: Running | None = None,
+        limit: int = 1000,
+        uploads: int = 0,
+        **more: Any,
+    ) -> None:
+        running = running or Running(queue_limit=limit)
+        self.repository = Repository(
+            Sources(map(str, words)),
+            builder(running),
+            Uploads(uploads),
+            may_change=more.get("may_change", True),
+        )
+        settings = Settings(
+            **{"http_port": 0, "grpc_port": 0, "drain_s": 5.0, "settle_s": 0.05, **more}
+        )
         self.server = Server(self.repository, settings)
         self.server.start()
         for name in self.repository.names:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import shutil
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -19,13 +17,15 @@ import pytest
 from onnx import TensorProto, helper
 from serve_ways import Served, identity, infer, scaled, served
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 
-from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
-from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from engine_testing.browser import chromium, console, set_window
 
 DIGITS = Path(__file__).parents[3] / "examples/digits"
 HACK = "<img src=x onerror=document.title='hacked'>"
@@ -97,28 +97,13 @@ class Browser:
 
     def look(self, width: int, height: int, scheme: str = "light") -> None:
         """Set the size of the window, and the preferred scheme of colours."""
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        set_window(self.driver, width, height, scheme)
 
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[Any]:
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    service = shutil.which("chromedriver")
-    if not program or not service:
-        pytest.skip("needs chromium and chromedriver; Debian: apt install chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for word in ("--headless=new", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(word)
-    if os.geteuid() == 0:
-        options.add_argument("--no-sandbox")  # it does not start as root with one
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(service))
-    yield driver
-    driver.quit()
+    with chromium() as driver:
+        yield driver
 
 
 @pytest.fixture
@@ -132,9 +117,9 @@ def browser(driver: Any, serve: Callable[..., Served]) -> Iterator[Browser]:
     yield browser
     origin = browser.js("return location.origin + '/'")
     loaded = browser.js("return performance.getEntriesByType('resource').map((each) => each.name)")
-    log = driver.get_log("browser")
+    written = console(driver)
     driver.get("about:blank")
-    assert [line for line in log if line["level"] not in ("INFO", "DEBUG")] == []
+    assert written == []
     assert [name for name in loaded if not name.startswith(origin)] == []
 
 

@@ -3,52 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import ssl
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 
 import numpy as np
 import pytest
+from serve_process import PORTS, process
 from serve_ways import X, ask, binary, scaled, slow, tensor
 
-PORTS = ("--http-port", "0", "--grpc-port", "0")
-
-
-class Process:
-    """A server: its process, its log until it was ready, its address."""
-
-    def __init__(self, *words: object) -> None:
-        command = [sys.executable, "-m", "engine.cli", "serve", *map(str, words), *PORTS]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.log = ""
-        assert self.process.stderr is not None
-        while "ready" not in self.log and (line := self.process.stderr.readline()):
-            self.log += line
-        found = re.search(r"https?://([\w.]+:\d+)", self.log)
-        self.http = found[1] if found else ""
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Send a signal; return the exit status and the rest of the log."""
-        self.process.send_signal(number)
-        rest = self.process.communicate(timeout=60)[1]
-        return self.process.returncode, rest
-
-
-@contextmanager
-def process(*words: object) -> Iterator[Process]:
-    found = Process(*words)
-    try:
-        yield found
-    finally:
-        found.process.kill()
-        found.process.communicate()
+from engine_serve import __version__ as version
 
 
 def refused(*words: object) -> tuple[int, str]:
@@ -62,20 +32,19 @@ def test_sigterm_lets_a_request_that_runs_end_with_its_answer(tmp_path: Path) ->
     body, headers = binary(np.zeros(1 << 18, np.float32), binary_data_output=True)
     found = []
     with process(path) as served:
+        connection = HTTPConnection(served.http, timeout=60)
+        connection.request("POST", "/v2/models/slow/infer", body, headers)
 
-        def ask_once() -> None:
-            found.append(ask(served.http, "POST", "/v2/models/slow/infer", body, headers)[0])
+        def read() -> None:
+            answer = connection.getresponse()
+            found.append((answer.status, len(answer.read()) > 4 << 18))
 
-        asking = threading.Thread(target=ask_once)
-        asking.start()
-        stats = "/v2/models/slow/stats"
-        while not asking.is_alive():
-            pass
-        ask(served.http, "GET", stats)
-        asking.join(0.1)
+        reading = threading.Thread(target=read)
+        reading.start()
         status, _ = served.end()
-        asking.join()
-    assert (status, found) == (0, [200])
+        reading.join()
+        connection.close()
+    assert (status, found) == (0, [(200, True)])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -87,19 +56,60 @@ def test_a_signal_ends_an_idle_server_with_status_0(tmp_path: Path, number: sign
     assert "ending" in log
 
 
-def test_logs_are_lines_of_json_where_that_is_asked_for(tmp_path: Path) -> None:
-    with process(scaled(tmp_path / "net.onnx", 2), "--json") as served:
+def test_a_server_that_polls_loads_what_comes_and_ends_in_good_order(tmp_path: Path) -> None:
+    with process(scaled(tmp_path / "net.onnx", 2).parent, "--poll", "0.05") as served:
+        scaled(tmp_path / "later/1/model.onnx", 3)
+        path, body = "/v2/models/later/infer", {"inputs": [tensor(X)]}
+        until = time.monotonic() + 30
+        while (found := ask(served.http, "POST", path, body))[0] != 200:
+            assert time.monotonic() < until, found
+        assert found[1]["outputs"][0]["data"] == (3 * X).ravel().tolist()
+        assert served.end()[0] == 0
+
+
+def test_logs_are_lines_of_json_that_say_what_happens(tmp_path: Path) -> None:
+    two = scaled(tmp_path / "two/1/model.onnx", 3).parent.parent
+    with process(scaled(tmp_path / "net.onnx", 2), two, "--json") as served:
+        (two / "2").mkdir()
+        (two / "2/model.onnx").write_text("no model")
+        assert ask(served.http, "POST", "/v2/repository/models/two/load")[0] == 500
         _, rest = served.end()
     lines = [json.loads(line) for line in (served.log + rest).splitlines()]
-    assert {"time", "level", "logger", "message"} <= {*lines[0]}
-    assert "model 'net' is loaded: version 1" in [line["message"] for line in lines]
+    assert all({"time", "level", "logger", "message"} <= {*line} for line in lines)
+    assert not any("exception" in line for line in lines)  # the fault is the file's
+    said = [(line["level"], line["message"].split(str(tmp_path))[0]) for line in lines]
+    assert said == [
+        (
+            "info",
+            f"inference-engine {version}: REST at http://{served.http}, gRPC at {served.grpc}",
+        ),
+        ("info", "model 'net' is loaded: version 1"),
+        ("info", "model 'two' is loaded: version 1"),
+        ("info", "ready"),
+        ("error", "model 'two' could not be loaded: "),
+        ("info", "ending: 30.0 s for requests that run"),
+        ("info", "model 'net' is unloaded"),
+        ("info", "model 'two' is unloaded"),
+        ("info", "ended"),
+    ]
+
+
+def test_all_lines_are_json_where_a_model_cannot_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    status, log = refused(tmp_path / "bad.onnx", "--json")
+    assert status == 1
+    levels = [json.loads(line)["level"] for line in log.splitlines()]
+    assert levels.count("error") == 1
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     status, log = refused(scaled(tmp_path / "net.onnx", 2), tmp_path / "bad.onnx")
     assert status == 1
-    assert "bad.onnx" in log.splitlines()[-1]
+    [line] = [line for line in log.splitlines() if " error: " in line]
+    assert "model 'bad' could not be loaded: bad.onnx: is a text file" in line.replace(
+        f"{tmp_path}/", ""
+    )
 
 
 def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
@@ -110,7 +120,10 @@ def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
             command = [sys.executable, "-m", "engine.cli", "serve", str(path), *PORTS, option, port]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 1
-            assert f"cannot listen at 127.0.0.1:{port}" in done.stderr
+            assert done.stderr == (
+                f"error: cannot listen at 127.0.0.1:{port}: Address already in use; {option} "
+                "chooses another port, 0 one that is free\n"
+            )
 
 
 @pytest.mark.parametrize(
@@ -120,9 +133,25 @@ def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
         (["nowhere.onnx"], 1, "nowhere.onnx: no such model or folder"),
         (["x", "--no-http", "--no-grpc"], 2, "leave nothing to serve"),
         (["x", "--tls-cert", "c"], 2, "--tls-cert and --tls-key go together"),
+        (
+            ["x", "--tls-cert", "nowhere", "--tls-key", "k"],
+            1,
+            "--tls-cert nowhere, --tls-key k: expected a certificate and its key, PEM",
+        ),
+        (["x", "--tls-cert", __file__, "--tls-key", __file__], 1, "and its key, PEM"),
         (["x", "--token-file", "nowhere"], 1, "--token-file nowhere: cannot be read"),
+        (["net=", "--target", "cpu"], 1, "'net=' names no file; expected FILE or NAME=FILE"),
+        (["x", "--target", "tpu"], 1, "error: --target tpu: target elements must be in ["),
+        (["x", "--config", "nowhere"], 1, "error: --config nowhere: no such file; give a conf"),
         (["x", "--queue-limit", "0"], 2, "--queue-limit"),
+        (["x", "--highest-priority", "0"], 2, "--highest-priority"),
         (["x", "--drain", "0"], 2, "--drain"),
+        (["x", "--keep-alive", "0"], 2, "--keep-alive"),
+        (["x", "--grpc-connection-age", "-1"], 2, "--grpc-connection-age"),
+        (["x", "--poll", "0"], 2, "--poll"),
+        (["x", "--allow-uploads", "-1"], 2, "--allow-uploads"),
+        (["x", "--stream-idle", "0"], 2, "--stream-idle"),
+        (["x", "--grpc-keepalive", "0"], 2, "--grpc-keepalive"),
     ],
 )
 def test_wrong_usage_is_an_error(words: list[str], status: int, text: str) -> None:
@@ -145,7 +174,7 @@ def test_https_is_served_with_a_certificate(tmp_path: Path) -> None:
         url = f"https://localhost:{port}/v2/models/net/infer"
         with urllib.request.urlopen(url, body, context=context) as answer:
             assert json.load(answer)["outputs"][0]["data"] == [0, 2, 4, 6, 8, 10]
-        [address] = re.findall(r"gRPC at 127.0.0.1:(\d+)", served.log)
+        address = served.grpc.partition(":")[2]
         import tritonclient.grpc as rpc
 
         certificates = {"ssl": True, "root_certificates": str(certificate)}

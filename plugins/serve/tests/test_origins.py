@@ -9,7 +9,7 @@ import pytest
 from serve_ways import Served, scaled, served
 
 from engine.errors import SettingError
-from engine_serve.folder import sources
+from engine_serve.folder import Sources
 from engine_serve.origins import is_loopback
 
 
@@ -76,4 +76,4 @@ def test_addresses_of_this_host_alone_are_known() -> None:
 def test_a_name_with_a_slash_is_refused(tmp_path: Path) -> None:
     model = scaled(tmp_path / "affine.onnx", 2.0)
     with pytest.raises(SettingError, match="cannot be named 'a/b': a slash ends a name"):
-        sources([f"a/b={model}"])
+        Sources([f"a/b={model}"])

@@ -174,7 +174,7 @@ def test_the_command_has_an_option_that_leaves_the_page_out(
 ) -> None:
     seen = []
     monkeypatch.setattr(
-        "engine_serve.command.run", lambda _, settings, cancel: seen.append(settings)
+        "engine_serve.command.run", lambda _, settings, *more: seen.append(settings)
     )
     monkeypatch.setattr("engine_serve.command.to_stderr", lambda **_: None)
     path = str(scaled(tmp_path / "net.onnx", 3.0))

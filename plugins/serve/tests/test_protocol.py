@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import tritonclient.grpc as rpc
+from grpc_health.v1 import health_pb2
 
-from engine_serve.protocol import COMPILED, compile_to, message, methods
+from engine_serve.protocol import COMPILED, HEALTH, compile_to, message, methods
 from engine_serve.rpc_methods import METHODS
 
 OURS = {
@@ -39,6 +42,29 @@ def test_messages_have_the_names_and_numbers_of_tritons_client(name: str) -> Non
         }  # fmt: skip
 
     assert fields(message(name).DESCRIPTOR) == fields(THEIRS[name])
+
+
+@pytest.mark.parametrize("name", ["HealthCheckRequest", "HealthCheckResponse"])
+def test_messages_of_health_are_those_of_grpcs_own_package(name: str) -> None:
+    theirs, ours = getattr(health_pb2, name), message(name, HEALTH)
+    assert [(field.name, field.number, field.type) for field in ours.DESCRIPTOR.fields] == [
+        (field.name, field.number, field.type) for field in theirs.DESCRIPTOR.fields
+    ]
+    for kind in ours.DESCRIPTOR.enum_types:
+        values = theirs.DESCRIPTOR.enum_types_by_name[kind.name].values
+        assert [(each.name, each.number) for each in kind.values] == [
+            (each.name, each.number) for each in values
+        ]
+
+
+def test_no_code_generated_for_one_version_of_protobuf_is_imported() -> None:
+    code = (
+        "import sys, engine_serve.command\n"
+        "print([name for name in sys.modules if name.endswith(('_pb2', '_pb2_grpc'))])"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == "['google.protobuf.descriptor_pb2']\n"
 
 
 def test_every_method_of_tritons_service_is_there() -> None:

@@ -150,10 +150,12 @@ def test_a_wrong_input_is_named(
     ("body", "text"),
     [
         (b"{", "the request's JSON cannot be read"),
+        (b"[1e400]", "the number 1e400 is beyond FP64; write Infinity for infinity"),
         (b"[]", "the request must be a JSON object, got list"),
         (b"", "the request's JSON cannot be read"),
         (b"\xff", "the request's JSON cannot be read"),
         (b"[" * 100_000, "the request's JSON cannot be read"),
+        (b'{"x": [1]}', "the request has no 'inputs'; expected"),
         (b'{"inputs": 3}', "'inputs' must be a list of objects, got int"),
         (b'{"id": 3, "inputs": []}', "id must be text, got 3"),
         (b'{"inputs": []}', "input 'x': expected FP32[-1, 3], got none"),
@@ -212,7 +214,8 @@ def test_bytes_that_no_input_takes_are_an_error(affine: Served) -> None:
         ("GET", "/v2/models/nobody", 404),
         ("GET", "/v2/models/affine/versions/7", 404),
         ("GET", "/v2/nothing", 404),
-        ("GET", "/v2/models/affine/infer", 404),
+        ("GET", "/v2/models/affine/infer", 405),
+        ("PUT", "/v2/models/affine/versions/1/infer", 405),
         ("DELETE", "/v2/models/affine", 405),
     ],
 )
@@ -278,8 +281,23 @@ def test_log_settings_are_changed_and_read(affine: Served) -> None:
     assert before["log_file"] == ""
 
 
-def test_traces_are_switched_elsewhere(affine: Served) -> None:
-    assert ask(affine.http, "GET", "/v2/trace/setting")[1]["trace_level"] == ["OFF"]
-    status, found = ask(affine.http, "POST", "/v2/trace/setting", {"trace_level": ["TIMESTAMPS"]})
-    assert status == 501
-    assert "OpenTelemetry" in found["error"]
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("trace_level", ["TIMESTAMPS"], "ENGINE_EXTENSIONS=opentelemetry switch them on"),
+        ("trace_rate", "1", "expected '1000', got '1': traces are OpenTelemetry's here, and fixed"),
+        ("trace_rate", "OFF", "OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say how many"),
+        ("trace_file", "x", "OTEL_EXPORTER_OTLP_ENDPOINT says where they go"),
+    ],
+)
+def test_a_trace_setting_is_fixed_and_its_error_says_where_it_is_set(
+    affine: Served, key: str, value: object, text: str
+) -> None:
+    status, found = ask(affine.http, "POST", "/v2/trace/setting", {key: value})
+    assert (status, text in found["error"]) == (501, True), found
+
+
+def test_trace_settings_as_they_are_can_be_set(affine: Served) -> None:
+    settings = ask(affine.http, "GET", "/v2/trace/setting")[1]
+    assert settings["trace_level"] == ["OFF"]
+    assert ask(affine.http, "POST", "/v2/trace/setting", settings) == (200, settings)

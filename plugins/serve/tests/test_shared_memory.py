@@ -111,14 +111,17 @@ def test_a_region_lies_inside_its_object(
 
 def test_a_name_is_registered_once(affine: Served, key: str, region: str) -> None:
     status, found = register(affine, key)
-    assert (status, found["error"]) == (400, "region 'r' is registered already")
+    assert (status, found["error"]) == (
+        400,
+        "region 'r' is registered already; unregister it first",
+    )
 
 
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
         (place("r", 20), "FP32[2, 3] takes 24 bytes, got 20"),
-        (place("r", 24, 4090), "region 'r' has 4096 bytes, but 4090 + 24 were given"),
+        (place("r", 24, 4090), "region 'r' has 4096 bytes, got 24 at offset 4090"),
         (place("r", 24, -4), "must be 0 or more"),
         (place("r", 2**62), "region 'r' has 4096 bytes"),
         ({"shared_memory_region": "r"}, "'shared_memory_byte_size', in bytes; got 'r' and None"),

@@ -53,7 +53,7 @@ def _refuse(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-# What in the environment changes what is printed; each test sets what it needs.
+# Variables that change what is printed; each test sets what it needs.
 SETTINGS = (
     "COLUMNS", "TERMINAL_WIDTH", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS",
     "ENGINE_TARGET", "ENGINE_DEBUG", "ENGINE_DISABLED_BACKENDS",

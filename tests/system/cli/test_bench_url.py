@@ -5,8 +5,12 @@ The server is one of the standard library's, written here from the protocol's te
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import json
 import re
+import socket
+import ssl
 import struct
 import threading
 import time
@@ -128,6 +132,37 @@ def server():
 
 
 X = np.array([[1, -2, 0.5]], np.float32)
+
+
+def test_a_certificate_that_is_not_trusted_is_named(server, tmp_path, monkeypatch):
+    keys = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ec")
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    key = keys.generate_private_key(keys.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "server")])
+    now = datetime.datetime.now(datetime.UTC)
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    built = x509.CertificateBuilder(
+        name, name, key.public_key(), 1, now, now + datetime.timedelta(1)
+    )
+    certificate = built.add_extension(names, False).sign(key, hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    (tmp_path / "cert.pem").write_bytes(certificate.public_bytes(pem))
+    plain = serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    (tmp_path / "key.pem").write_bytes(key.private_bytes(pem, form, plain))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    url = server.url.replace("http:", "https:")
+    with pytest.raises(
+        ModelError, match=r"certificate is not trusted: self-signed .*SSL_CERT_FILE"
+    ):
+        ServedModel(url)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    with ServedModel(url) as model:
+        assert model.inputs
 
 
 @pytest.mark.parametrize("extensions", [["binary_tensor_data"], []])
@@ -252,6 +287,23 @@ def test_what_is_no_server_of_the_protocol_is_named(cli, server):
     cli("bench", "--url", server.url).fails("the server does not answer: ", 1)
     for url in ("localhost:8000", "ftp://h/", "http://h:x", "http://h/v2/modells/a"):
         cli("bench", "--url", url).fails("expected http://HOST:PORT or http://HOST:PORT/v2", 1)
+
+
+def test_a_port_that_does_not_speak_http_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        def answer():
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"\0\0\x18\4\0\0\0\0\0\n")  # as HTTP/2 begins
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(ModelError, match="give the address of such a server's REST port"):
+            ServedModel(url)
+        answering.join()
 
 
 @pytest.mark.parametrize("text", [b"<html>", b"[]", b"\xff"])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx.parser import parse_model
+from graphs import written
 
 import engine
 from engine.backends import installed
@@ -242,6 +242,16 @@ def test_what_target_auto_has_tried_is_shown(cli, tmp_path, monkeypatch):
     assert 0 <= tried["bfloat16"] < 1e-6, "cpu always computes exactly"
 
 
+def test_a_choice_that_is_made_again_says_when(cli, tmp_path, monkeypatch):
+    monkeypatch.delenv("ENGINE_CACHE")
+    monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
+    path = models.affine(tmp_path)
+    no_time = ("--set", "common_context.auto_budget_s=1e-9")
+    assert cli("run", path, "--target", "auto", "--threads", "1", *no_time).status == 0
+    assert re.search(r"builds after 20\d\d-\d\d-\d\d \d\d:\d\d try again",
+                     cli("cache", "choices", path).out)  # fmt: skip
+
+
 def test_a_choice_of_an_encrypted_model_is_in_no_file(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("ENGINE_CACHE", "on")
     monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
@@ -291,11 +301,5 @@ def test_why_names_an_entry_that_is_being_written(cli, tmp_path, monkeypatch) ->
 
 def large_model(folder: Path) -> Path:
     """y = x @ w, with 8 MiB of weights, from which on a model is kept."""
-    model = parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> '
-        "g (float[n, 2048] x) => (float[n, 1024] y) {y = MatMul(x, w)}"
-    )
-    w = np.ones((2048, 1024), np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
-    onnx.save(model, folder / "large.onnx")
-    return folder / "large.onnx"
+    text = "g (float[n, 2048] x) => (float[n, 1024] y) { y = MatMul(x, w) }"
+    return written(folder / "large.onnx", text, w=np.ones((2048, 1024), np.float32))

@@ -154,7 +154,7 @@ def test_files_are_left_to_the_shell(offered, line):
     assert offered(line) == [("file", line.rpartition(" ")[2])]
 
 
-# What is typed at the prompt with Tab pressed, and what is to stand there.
+# The words typed at the prompt with Tab pressed, and those that are to stand there.
 # Each starts the command several times; the tests above ask it the same without a shell.
 slow = pytest.mark.slow
 TYPED = [

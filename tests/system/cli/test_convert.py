@@ -13,7 +13,7 @@ import pytest
 from graphs import written
 
 import engine
-from engine.convert.quantize import settings
+from engine.converter.quantize import settings
 from engine.formats import encryption
 from engine_testing import models
 

@@ -70,7 +70,7 @@ def test_a_driver_that_crashes_or_hangs_is_a_line_like_any_other(
 ):
     null_plugin(plugin_folder, "faulty", diagnose)
     hangs = "600" in diagnose
-    # What hangs gets little time, and more where it does not come as far in that.
+    # A hanging part gets little time, and more where it does not come as far in that.
     for limit in (3, 12, 48) if hangs else (0,):
         done = cli("doctor", "faulty", *(("--timeout", limit) if limit else ("cpu",)))
         if said.format(limit=limit) in done.out:

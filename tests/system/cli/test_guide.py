@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs/cli.md").read_text()
-COMMANDS = ("run", "inspect", "bench", "convert", "rank-table")
+COMMANDS = ("run", "inspect", "bench", "explain", "convert", "rank-table")
 BELOW = {"rank-table": [("make",), ("show",)]}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 
+from engine.cli.commands import LateGroup
 from engine.options import nearest
 from engine_testing import models
 
@@ -63,9 +65,24 @@ def test_a_device_s_number_behind_a_target_is_told_its_option(cli, tmp_path):
     )
 
 
+@pytest.mark.parametrize("command", ["compare", "diff"])
+def test_a_command_of_two_sides_names_its_options_for_their_targets(cli, command):
+    cli(command, "m.onnx", "--target", "cpu").fails(
+        "no such option '--target'; this command has --a and --b\n", 2
+    )
+
+
 def test_what_is_like_nothing_is_told_nothing(cli):
     assert cli("zzz").err.splitlines()[0] == "error: no such command 'zzz'"
     assert cli("run", "m", "--zzz").err.splitlines()[0] == "error: no such option '--zzz'"
+
+
+def test_a_command_of_an_extra_that_is_not_installed_names_the_extra():
+    group = LateGroup("engine", late={})  # without the commands that others install
+    with pytest.raises(click.UsageError) as raised, group.make_context("engine", ["serve"]) as own:
+        group.invoke(own)
+    advice = 'run: pip install "inference-engine[serve]"'
+    assert raised.value.message == f"no such command 'serve'; {advice}"
 
 
 def test_a_model_in_place_of_a_command_is_told_how_to_run(cli, tmp_path, monkeypatch):

@@ -42,6 +42,8 @@ def hostile(tmp_path: Path) -> Path:
         ["run", "--profile"],
         ["bench", "--runs", "3", "--warmup", "0"],
         ["compare"],
+        ["diff", "--inside", "--rtol", "0", "--atol", "0"],
+        ["explain", "--nodes", "--profile", "--html", "net.html", "--roof", "1e9,1e9"],
         ["slice", "--tp", "2", "--out", "out"],
         ["slice", "--tp", "3", "--out", "out"],
         ["convert", "net.mindir"],

@@ -238,7 +238,7 @@ def test_each_model_of_a_folder_is_a_line(cli, tmp_path):
     assert cli("inspect", tmp_path, "--target", "cpu").status == 2
 
 
-COMMANDS = ["run", "inspect", "bench", "compare"]
+COMMANDS = ["run", "inspect", "bench", "compare", "diff"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -251,11 +251,11 @@ def test_a_model_comes_by_standard_input(cli, tmp_path, command):
     if command == "inspect":
         assert (facts["model"], facts["size_bytes"]) == ("standard input", len(model))
         assert facts["inputs"][0]["shape"] == ["batch", 3]
-    if command == "compare":
+    if command in ("compare", "diff"):
         assert facts["is_within"]
 
 
-@pytest.mark.parametrize("command", ["run", "bench", "compare"])
+@pytest.mark.parametrize("command", ["run", "bench", "compare", "diff"])
 @pytest.mark.parametrize("text", ["-", "x=-", "x=a.npy,-"])
 def test_standard_input_is_the_model_or_an_input_and_not_both(cli, command, text):
     cli(command, "-", "--input", text).fails(
@@ -279,7 +279,7 @@ def test_standard_input_that_is_no_model_is_said(cli, data, said):
 def test_a_damaged_model_on_standard_input_is_called_so(cli, tmp_path, command):
     damaged = models.affine(tmp_path).read_bytes()[:60]
     done = cli(command, "-", "--json", stdin=damaged)
-    side = "a: " if command == "compare" else ""
+    side = "a: " if command in ("compare", "diff") else ""
     said = f"{side}standard input: damaged ONNX file: "
     assert (done.status, done.err.startswith(f"error: {said}")) == (1, True), done.err
     assert done.json["error"]["message"].startswith(said)

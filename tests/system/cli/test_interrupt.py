@@ -276,6 +276,20 @@ def test_an_interrupted_measurement_prints_what_it_has(tmp_path):
     assert sum(values["histogram"]["counts"]) == values["runs"] > 0
 
 
+def test_an_interrupted_comparison_prints_what_it_has(tmp_path):
+    more = ("--threads", 1, "--versus", "cpu_context.spin_us=0", "--duration", 3600)
+    arguments = ["bench", models.affine(tmp_path), *more]
+    with reading(tmp_path, *arguments, "--verbose", "--json") as (child, end):
+        give_key(end)
+        wait_until_told(child, "comparing")
+        status, out, errors, _ = interrupted(child, 20)
+    assert (status, errors.splitlines()[-1]) == (130, "interrupted")
+    blocks = [len(one["blocks_s"]) for one in json.loads(out)["contenders"]]
+    assert len(blocks) == 3
+    assert set(blocks) == {blocks[0]}
+    assert blocks[0] > 0
+
+
 def test_ctrl_c_on_a_terminal_takes_the_bars_away_and_prints_what_was_measured(terminal, digits):
     done = terminal(
         "bench", digits / "digits.onnx", "--duration", 3600, press="\x03\x03\x03", when="measuring"

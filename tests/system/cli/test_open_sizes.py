@@ -15,7 +15,7 @@ pytestmark = pytest.mark.device("cpu")
 
 
 def cached(folder: Path, names: tuple[str, str, str, str] = ("b", "s", "t", "p")) -> Path:
-    """What is new is put behind a cache, and the mask, which is of both, beside them."""
+    """A new part is put behind a cache, and the mask, which is of both, beside them."""
     batch, new, total, past = names
     random = np.random.default_rng(0)
     shapes = {"table": (40, 8), "w": (8, 8), "v": (9, 8)}

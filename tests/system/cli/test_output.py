@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.cli.files import storable
 from engine.cli.output import duration, plain, size
+from engine.report.archive import storable
 
 
 @pytest.mark.parametrize(

@@ -339,7 +339,7 @@ def test_a_sequence_goes_in_and_out_as_arrays_with_a_number(cli, tmp_path):
     text = cli("run", path, *given).out
     assert "input xs: sequence of 2: float32[2], float32[3], from " in text
     assert "tensor name is: longer[1], tensor size is: 12 bytes" in text
-    # What was written can be read again, under the names of the inputs.
+    # The written files can be read again, under the names of the inputs.
     with np.load(out) as stored:
         assert sorted(stored.files) == ["longer[0]", "longer[1]", "longer[2]", "one"]
         again = {f"xs[{place}]": stored[f"longer[{place}]"] for place in range(3)}
@@ -454,7 +454,7 @@ def test_a_single_output_is_written_as_npy(cli, tmp_path):
     [
         ("out.npy", 2, "the model has 3 outputs, and .npy holds one"),
         ("out.txt", 2, "expected a file name ending in .npz, .npy or .json, or -, got"),
-        ("absent/out.npz", 1, "absent/out.npz: no such file or directory"),
+        ("absent/out.npz", 1, "absent/out.npz: no such folder: "),
         ("folder.npz", 1, "folder.npz: is a directory"),
     ],
 )

@@ -160,7 +160,7 @@ def test_without_pillow_the_extra_is_named(cli, photo, tmp_path, monkeypatch):
     )
 
 
-# What a camera stores that was held so, of an image whose upright pixels are `upright`.
+# The pixels that a camera stores that was held so, of an image whose upright pixels are `upright`.
 HELD = {
     1: lambda upright: upright,
     2: lambda upright: upright[:, ::-1],

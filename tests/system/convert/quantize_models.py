@@ -12,7 +12,7 @@ import onnx
 from graphs import parsed
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from engine.convert.job import Job
+from engine.converter.job import Job
 from engine.tensor.enums import FmkType
 
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.convert.quantize.calibration import find_samples, split
-from engine.convert.quantize.settings import Data, read_settings
+from engine.converter.quantize.calibration import find_samples, split
+from engine.converter.quantize.settings import Data, read_settings
 from engine.errors import InputError, ModelError
 from engine.types import DType, TensorSpec
 
@@ -162,26 +162,20 @@ def test_folders_of_unequal_size_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shape", "says"),
+    ("size", "shape", "says"),
     [
-        ((4,), r"a\.bin: input 'x' is uint8\[4\]: expected 4 bytes, got 5 bytes"),
-        ((None, 2), r"expected a multiple of 2 bytes, got 5 bytes"),
-        ((None, None), r"a raw file has no shape of its own; save samples as \.npy"),
-        (None, r"a raw file has no shape of its own"),
+        (5, (4,), r"a\.bin: input 'x' is uint8\[4\]: expected 4 bytes, got 5 bytes"),
+        (5, (None, 2), r"expected a multiple of 2 bytes, got 5 bytes"),
+        (5, (None, None), r"a raw file has no shape of its own; save samples as \.npy"),
+        (5, None, r"a raw file has no shape of its own"),
+        (0, (None, 2), r"a\.bin: input 'x' is uint8.* got 0 bytes"),
+        (0, (4,), r"a\.bin: input 'x' is uint8.* got 0 bytes"),
     ],
 )
-def test_raw_files_of_another_size_are_named(tmp_path, shape, says):
-    one_file(tmp_path)
+def test_raw_files_of_another_size_are_named(tmp_path, size, shape, says):
+    (tmp_path / "a.bin").write_bytes(bytes(size))
     samples = find_samples(data(f"x:{tmp_path}"), [TensorSpec("x", DType.UINT8, shape)])
     with pytest.raises(InputError, match=says):
-        samples.read(0)
-
-
-@pytest.mark.parametrize("shape", [(None, 2), (4,)])
-def test_an_empty_raw_file_is_named(tmp_path, shape):
-    (tmp_path / "a.bin").touch()
-    samples = find_samples(data(f"x:{tmp_path}"), [TensorSpec("x", DType.UINT8, shape)])
-    with pytest.raises(InputError, match=r"a\.bin: input 'x' is uint8.* got 0 bytes"):
         samples.read(0)
 
 

@@ -15,10 +15,9 @@ from graphs import parsed
 from onnx import ModelProto, TensorProto, helper
 
 import engine
-import engine.convert
 from engine import DataType, FmkType, Format
-from engine.convert import edges
-from engine.convert.job import Job
+from engine.converter import edges, pipeline
+from engine.converter.job import Job
 
 Array = np.ndarray[Any, Any]
 Run = Callable[..., dict[str, Array]]
@@ -348,7 +347,7 @@ def test_a_result_says_its_layout_to_the_next_conversion(tmp_path):
     def converted(source: str, result: str, **asked: Any) -> ModelProto:
         model_file, output_file = tmp_path / source, tmp_path / f"{result}.onnx"
         given = {"framework": FmkType.ONNX, "model_file": model_file, "output_file": output_file}
-        engine.convert.convert(Job(**{**given, **asked}))
+        pipeline.convert(Job(**{**given, **asked}))
         return onnx.load(output_file)
 
     nhwc = converted("first.onnx", "nhwc", input_format=Format.NHWC, output_format=Format.NHWC)

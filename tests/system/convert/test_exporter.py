@@ -7,18 +7,18 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 from graphs import parsed
+from waiting import children, is_alive, wait_until
 
 from engine import CancelToken
-from engine.convert import scratch
-from engine.convert.job import Job
-from engine.convert.sources.exporter import exported
+from engine.converter import scratch
+from engine.converter.job import Job
+from engine.converter.sources.exporter import exported
 from engine.errors import Cancelled, ModelError
 from engine.host.child import command, environment
 from engine.tensor.enums import FmkType
@@ -120,19 +120,7 @@ def test_the_end_of_an_exporter_that_has_written_all_does_not_count(end, exporte
     assert model.graph.node[0].op_type == "Relu"
     assert children() - others
     flag.touch()
-    limit_s = time.monotonic() + 60
-    while children() - others and time.monotonic() < limit_s:
-        time.sleep(0.01)
-    assert children() <= others
-
-
-def children() -> set[int]:
-    """Return this process's children, ended ones that nobody has waited for among them."""
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError):  # the thread has ended meanwhile
-            found.update(map(int, (task / "children").read_text().split()))
-    return found
+    wait_until(lambda: children() <= others)
 
 
 @pytest.mark.skipif(not scratch.MEMORY.is_dir(), reason="there are no files in memory here")
@@ -165,8 +153,8 @@ def test_an_exporter_gets_what_frameworks_read_of_the_environment_and_nothing_el
 KILLED = """
 import sys, time
 from pathlib import Path
-from engine.convert.job import Job
-from engine.convert.sources.exporter import exported
+from engine.converter.job import Job
+from engine.converter.sources.exporter import exported
 from engine.tensor.enums import FmkType
 
 job = Job(
@@ -197,14 +185,4 @@ def test_a_killed_conversion_leaves_neither_exporter_nor_files(number, tmp_path,
         result, pid = seen.read_text().split()
         assert Path(result).exists()
         child.send_signal(number)
-    until = time.monotonic() + 60
-    while Path(result).parent.exists() or is_alive(pid):
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
-def is_alive(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    wait_until(lambda: not Path(result).parent.exists() and not is_alive(pid))

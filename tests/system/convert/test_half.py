@@ -14,8 +14,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import engine
 from engine import CancelToken, FmkType
-from engine.convert import half
-from engine.convert.job import Job
+from engine.converter import half
+from engine.converter.job import Job
 
 Array = np.ndarray[Any, Any]
 

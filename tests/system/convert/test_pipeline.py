@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ from conversions import converted
 from graphs import written
 from onnx import TensorProto, helper
 from own_python import python
+from waiting import wait_until
 
 import engine
 from engine import BackendError, Cancelled, CancelToken, Converter, FmkType, Model, ModelError
-from engine.convert import scratch, write
+from engine.converter import scratch, write
 from engine_testing import models
 
 MINDIR = Path(__file__).parents[2] / "data" / "mindir"
@@ -331,7 +331,7 @@ def test_nothing_is_written_in_clear_while_it_is_encrypted(tmp_path):
     assert b"product" not in written
 
 
-# What native code writes is no event: the folders that it might write to are looked at afterwards.
+# Writes of native code are no events: the folders that it might write to are looked at afterwards.
 _QUANTIZING = """
 import sys
 from engine import Converter, FmkType
@@ -485,7 +485,7 @@ def test_without_onnx_the_command_that_helps_is_named(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from engine.convert import {module} as module
+from engine.converter import {module} as module
 {patch}
 from engine.converter import Converter
 from engine.tensor.enums import FmkType
@@ -513,7 +513,4 @@ def test_a_conversion_that_is_killed_leaves_no_folder_beside_its_output(tmp_path
     script = KILLED.format(module=step, patch=patch, shape=shape)
     done = python("-c", script, source, folder / "net")
     assert done.returncode == -signal.SIGKILL, done.stderr
-    until = time.monotonic() + 60
-    while any(folder.iterdir()) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert [*folder.iterdir()] == []
+    wait_until(lambda: not any(folder.iterdir()))

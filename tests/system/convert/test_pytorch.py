@@ -16,8 +16,8 @@ import onnx
 import pytest
 
 import engine
-from engine.convert.job import Job
-from engine.convert.sources import pytorch
+from engine.converter.job import Job
+from engine.converter.sources import pytorch
 from engine.errors import ModelError
 from engine.tensor.enums import DataType, FmkType
 

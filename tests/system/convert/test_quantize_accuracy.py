@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 from collections import Counter
 from pathlib import Path
 
@@ -11,10 +10,11 @@ import numpy as np
 import onnx
 import pytest
 from graphs import parsed
+from modules import module_of
 from onnx import ModelProto
 from quantize_models import DYNAMIC, ROOT, WEIGHT, job, maker, node, operators, share_right, weights
 
-from engine.convert.quantize import accuracy, quantize
+from engine.converter.quantize import accuracy, quantize
 
 
 @pytest.mark.parametrize("method", ["MAX_MIN", "KL", "REMOVAL_OUTLIER"])
@@ -100,12 +100,7 @@ def test_calibration_data_measures_weight_and_dynamic_quantization_too(digits, f
 
 
 def mobilenet(folder: Path) -> ModelProto:
-    spec = importlib.util.spec_from_file_location("bench_models", ROOT / "bench" / "models.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return onnx.load(module.mobilenet_v2(folder))
+    return onnx.load(module_of(ROOT / "bench" / "models.py").mobilenet_v2(folder))
 
 
 @pytest.mark.slow

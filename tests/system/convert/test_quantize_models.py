@@ -22,8 +22,8 @@ from quantize_models import (
 )
 
 import engine
-from engine.convert import edges
-from engine.convert.quantize import quantize
+from engine.converter import edges
+from engine.converter.quantize import quantize
 from engine.errors import ModelError
 
 

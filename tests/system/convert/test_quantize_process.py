@@ -15,8 +15,8 @@ import pytest
 from quantize_models import DYNAMIC, WEIGHT, job
 
 import engine
-from engine.convert import scratch
-from engine.convert.quantize import quantize
+from engine.converter import scratch
+from engine.converter.quantize import quantize
 from engine.errors import Cancelled
 
 

@@ -11,7 +11,7 @@ from graphs import parsed
 from onnx import ModelProto
 from quantize_models import DYNAMIC, Array, Config, job, maker, node, samples_of, weights
 
-from engine.convert.quantize import quantize
+from engine.converter.quantize import quantize
 
 # x86 processors without VNNI add two products of uint8 and int8 in 16 bits.
 HIGHEST = 2**15 - 1

@@ -10,7 +10,7 @@ from graphs import parsed
 from onnx import helper, numpy_helper
 from quantize_models import DYNAMIC, WEIGHT, Config, job, maker, product, samples_of, weights
 
-from engine.convert.quantize import asked, quantize
+from engine.converter.quantize import asked, quantize
 from engine.errors import InputError, ModelError
 
 
@@ -105,7 +105,7 @@ def test_a_float16_model_is_refused_and_where_to_start_is_said():
 
 
 def test_a_model_beyond_protobuf_is_quantized_by_its_weights_only(digits, full, monkeypatch):
-    for module in ("engine.convert.quantize", "engine.convert.quantize.runtime"):
+    for module in ("engine.converter.quantize", "engine.converter.quantize.runtime"):
         monkeypatch.setattr(f"{module}.LARGEST", 70_000)  # the digits have 76,844 bytes
     with pytest.raises(ModelError, match=r"76844 bytes: expected at most 70000.*WEIGHT_QUANT"):
         quantize(digits, job(full))

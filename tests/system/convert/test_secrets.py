@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import parsed
+from waiting import wait_until
 
 from engine.formats import encryption
 
@@ -121,10 +122,7 @@ def kill_at_moments(secret: Path, tmp_path: Path, count: int, kinds: int) -> Non
             said = child.stderr.read() if child.stderr else b""
         # A negative one: before the command had begun to listen.
         assert status in (0, 143, 129, 130, -15, -1, -2), (index, said)
-        until = time.monotonic() + 60  # what a process that ended leaves others remove
-        while left() and time.monotonic() < until:
-            time.sleep(0.05)
-        assert left() == []
+        wait_until(lambda: not left())  # what a process that ended leaves others remove
         assert {path.name for path in output.iterdir()} == results
 
 

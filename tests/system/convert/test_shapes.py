@@ -17,8 +17,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import engine
 from engine import CancelToken, FmkType, InputError, ModelError
-from engine.convert import batch, shapes
-from engine.convert.job import Job
+from engine.converter import batch, shapes
+from engine.converter.job import Job
 
 Array = np.ndarray[Any, Any]
 Run = Callable[..., dict[str, Array]]

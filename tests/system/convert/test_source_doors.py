@@ -8,7 +8,7 @@ from conversions import converted
 
 import engine
 from engine import FmkType, ModelError
-from engine.convert.sources import framework_of, frameworks
+from engine.converter.sources import framework_of, frameworks
 from engine.formats import ModelFile
 from engine_testing import models
 from engine_testing.plugins import install

@@ -13,8 +13,8 @@ import onnx
 import pytest
 
 import engine
-from engine.convert.job import Job
-from engine.convert.sources import tensorflow
+from engine.converter.job import Job
+from engine.converter.sources import tensorflow
 from engine.errors import ModelError
 from engine.tensor.enums import FmkType
 

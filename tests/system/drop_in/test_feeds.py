@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
+from graphs import parsed
 
 import engine.onnxruntime as ort
 
@@ -48,11 +48,7 @@ FEEDS: list[tuple[str, Any]] = [
 def model(declared: str, outputs: str = "y") -> bytes:
     nodes = "\n".join(f"{name} = Identity (x)" for name in outputs)
     results = ", ".join(f"{declared} {name}" for name in outputs)
-    text = (
-        f'<ir_version: 8, opset_import: ["" : 17]>\ng ({declared} x) => ({results}) {{ {nodes} }}'
-    )
-    data: bytes = onnx.parser.parse_model(text).SerializeToString()
-    return data
+    return parsed(f"g ({declared} x) => ({results}) {{ {nodes} }}").SerializeToString()
 
 
 def said(session: Any, names: Any, feed: Any) -> Any:

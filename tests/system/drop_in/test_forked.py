@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from graphs import parsed
 
 import engine.onnxruntime as ort
 
@@ -20,11 +21,8 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 def written(folder: Path, factor: float, *, apart: bool = False) -> Path:
     """Write y = factor * x in place of what is there, and return the model's path."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]>\n'
-        "g (float[n, 3] x) => (float[n, 3] y) { y = Mul (x, w) }"
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.full(3, factor, "f4"), "w"))
+    text = "g (float[n, 3] x) => (float[n, 3] y) { y = Mul (x, w) }"
+    model = parsed(text, w=np.full(3, factor, "f4"))
     aside = folder / "aside"
     aside.mkdir()
     onnx.save(
@@ -162,6 +160,21 @@ def test_a_model_with_initializers_of_the_options_is_watched_too(tmp_path: Path)
     written(tmp_path, 3)
     name, text = in_child(lambda: answers(session))
     assert (name, f"{path}: has changed" in text) == ("RuntimeException", True)
+
+
+def test_a_childs_first_question_may_be_the_models_header(tmp_path: Path) -> None:
+    path = written(tmp_path, 2)
+    model = onnx.load(path)
+    model.producer_name = "a shop"
+    onnx.helper.set_model_props(model, {"labels": "a,b"})
+    onnx.save(model, path)
+    session, theirs = (module.InferenceSession(path) for module in (ort, onnxruntime))
+
+    def ask(session: Any) -> Any:
+        header = session.get_modelmeta()
+        return header.producer_name, header.custom_metadata_map
+
+    assert in_child(lambda: ask(session)) == ask(theirs) == ("a shop", {"labels": "a,b"})
 
 
 def test_bytes_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:

@@ -16,9 +16,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from graphs import written
 from onnx import TensorProto, helper
 
 import engine.onnxruntime as ort
+from engine.onnxruntime.options import _Fields
 from engine_testing import models
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -189,12 +191,8 @@ def test_a_session_that_is_opened_anew_from_the_compile_cache_runs_on(
 ) -> None:
     monkeypatch.setenv("ENGINE_CACHE", "on")
     monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
-    weights = onnx.numpy_helper.from_array(np.full((2048, 2048), 0.5, np.float32), "w")
-    model = onnx.parser.parse_model(
-        HEAD + "g (float[n, 2048] x) => (float[n, m] y) { y = MatMul (x, w) }"
-    )
-    model.graph.initializer.append(weights)
-    onnx.save(model, tmp_path / "large.onnx")
+    text = "g (float[n, 2048] x) => (float[n, m] y) { y = MatMul (x, w) }"
+    written(tmp_path / "large.onnx", text, w=np.full((2048, 2048), 0.5, np.float32))
     session = ort.InferenceSession(tmp_path / "large.onnx")
     feed = {"x": np.ones((1, 2048), np.float32)}
     expected = np.full((1, 2048), 1024, np.float32)
@@ -264,10 +262,13 @@ def test_a_session_says_of_its_model_what_onnxruntime_says(tmp_path: Path) -> No
 
 
 def test_a_provider_that_is_not_there_is_a_warning_and_the_next(path: str) -> None:
-    with pytest.warns(UserWarning, match="'DmlExecutionProvider' is not in available"):
-        session = ort.InferenceSession(
-            path, providers=["DmlExecutionProvider", "CPUExecutionProvider"]
-        )
+    wanted = ["DmlExecutionProvider", "CPUExecutionProvider"]
+    with pytest.warns(UserWarning, match="'DmlExecutionProvider' is not in available") as warned:
+        session = ort.InferenceSession(path, providers=wanted)
+    assert [warning.filename for warning in warned] == [__file__]
+    with pytest.warns(UserWarning, match="'DmlExecutionProvider' is not in available") as warned:
+        session.set_providers(wanted)
+    assert [warning.filename for warning in warned] == [__file__]
     assert session.get_providers() == ["CPUExecutionProvider"]
     np.testing.assert_array_equal(session.run(None, {"x": X})[0], 2 * X + 1)
 
@@ -304,6 +305,15 @@ def test_an_option_of_a_provider_that_means_nothing_is_named(
     assert "CPUExecutionProvider: option arena = '1' has no meaning here" in caplog.text
 
 
+def test_an_option_that_programs_give_onnxruntime_in_vain_is_no_warning(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = [("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})]
+    for module in (onnxruntime, ort):
+        assert module.InferenceSession(path, providers=given).get_providers() == [given[0][0]]
+    assert caplog.text == ""
+
+
 def test_what_else_onnxruntimes_session_has_is_there(session: Any) -> None:
     assert len(session.get_input_memory_infos()) == 1
     assert session.get_tuning_results() == []
@@ -328,6 +338,12 @@ def options(**fields: Any) -> Any:
     for name, value in fields.items():
         setattr(made, name, value)
     return made
+
+
+@pytest.mark.parametrize("made", [ort.SessionOptions(), _Fields()])
+def test_a_misspelt_option_is_an_error_as_onnxruntimes(made: Any) -> None:
+    with pytest.raises(AttributeError, match="intra_op_threads"):
+        made.intra_op_threads = 2
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,19 @@ def test_a_program_runs_on_the_engine(tmp_path: Path) -> None:
     assert done.stdout == "engine.onnxruntime.session [[3.0, 5.0, 7.0]]\n", done.stderr
 
 
+def test_a_session_for_the_cpu_looks_for_no_other_device(tmp_path: Path) -> None:
+    text = (
+        "import sys, engine.onnxruntime as ort\n"
+        "ort.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])\n"
+        "print(*(n for n in sys.modules if n.startswith(('engine_gpu', 'engine_ascend')) or\n"
+        "        n == 'engine.backends.isolation.probe'))\n"
+        "ort.InferenceSession(sys.argv[1], providers=['CUDAExecutionProvider'])\n"
+        "print('engine.backends.isolation.probe' in sys.modules)\n"
+    )
+    done = run("-W", "ignore", "-c", text, str(models.affine(tmp_path)), folder=tmp_path)
+    assert done.stdout == "\nTrue\n", done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["program", "module", "script"])
 def test_a_program_runs_on_the_engine_with_its_children(
@@ -112,7 +125,10 @@ def test_the_engine_itself_goes_on_with_onnxruntimes_own_session(tmp_path: Path)
         (["-m"], 1, "which program is to run?"),
         (["--no-such-option"], 1, "which program is to run?"),
         (["--help"], 0, "usage: python -m engine.onnxruntime"),
-        (["no_such_program.py"], 1, "No such file or directory"),
+        (["-m", "no_such_module"], 1, f"{sys.executable}: No module named no_such_module\n"),
+        (["-m", "json.no_such"], 1, f"{sys.executable}: No module named json.no_such\n"),
+        (["-m", "json"], 1, f"{sys.executable}: No module named json.__main__\n"),
+        (["no_such_program.py"], 1, "no_such_program.py: No such file or directory\nusage: "),
     ],
 )
 def test_the_command_says_what_it_takes(

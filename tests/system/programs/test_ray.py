@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import is_alive, wait_until
 
 import engine
 from engine import BackendUnavailable, DeadlineExceeded, InputError
@@ -35,20 +36,6 @@ def runner(path: Path | str, workers: int = 2, **needs: str) -> engine.MultiDevi
     context = engine.Context()
     context.parallel.config_info = {"ray_context": needs}
     return engine.MultiDeviceRunner(str(path), [*range(workers)], context, workers="ray")
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 120  # a busy machine takes long to start an actor
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.01)
 
 
 def test_any_batch_gives_what_one_process_gives_in_memory_of_the_callers(tmp_path):
@@ -113,17 +100,17 @@ def test_requests_survive_actors_that_are_killed(tmp_path):
         for thread in clients:
             thread.start()
         for _ in range(3):
-            wait_for(has_another_actor)  # a dead one may be called ready for a moment
+            wait_until(has_another_actor)  # a dead one may be called ready for a moment
             before = sum(answered)
             killed.add(pid := two.statistics().workers[0].pid)
             os.kill(pid, signal.SIGKILL)
-            wait_for(partial(more_than, before + 20))
+            wait_until(partial(more_than, before + 20))
         end.set()
         for thread in clients:
             thread.join(60)
             assert not thread.is_alive()
         assert wrong == []
-        wait_for(lambda: two.statistics().restarts >= 3)
+        wait_until(lambda: two.statistics().restarts >= 3)
 
 
 def test_all_actors_have_updated_weights_also_those_that_are_started_again(tmp_path):
@@ -138,7 +125,7 @@ def test_all_actors_have_updated_weights_also_those_that_are_started_again(tmp_p
         assert set(two.predict([x])[0].get_data_to_numpy().ravel().tolist()) == {5}
         for worker in two.statistics().workers:
             os.kill(worker.pid, signal.SIGKILL)
-        wait_for(lambda: [each.restarts for each in two.statistics().workers] == [1, 1])
+        wait_until(lambda: [each.restarts for each in two.statistics().workers] == [1, 1])
         assert set(two.predict([x])[0].get_data_to_numpy().ravel().tolist()) == {5}
 
 
@@ -156,7 +143,7 @@ def test_closing_ends_the_actors(tmp_path):
     with runner(models.affine(tmp_path)) as two:
         pids = [worker.pid for worker in two.statistics().workers]
         assert all(map(is_alive, pids))
-    wait_for(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_what_no_node_has_room_for_is_said(tmp_path):
@@ -164,6 +151,38 @@ def test_what_no_node_has_room_for_is_said(tmp_path):
         runner(models.affine(tmp_path), 1, resources="rare=2", start_timeout_s="0.5")
 
 
+def test_the_server_runs_a_model_on_rays_workers_and_says_when_there_are_none(tmp_path: Path):
+    pytest.importorskip("engine_serve", reason="the server is not installed")
+    from engine_serve.building import builder
+    from engine_serve.folder import Sources
+    from engine_serve.repository import Repository
+    from engine_serve.runners import Running
+
+    (tmp_path / "net/1").mkdir(parents=True)
+    models.affine(tmp_path / "net/1")
+    (tmp_path / "net/config.pbtxt").write_text(
+        'instance_group { count: 2 } parameters { key: "workers" value { string_value: "ray" } }'
+    )
+    repository = Repository(Sources([str(tmp_path / "net")]), builder(Running()))
+    repository.load("net")
+
+    def state() -> tuple[str, str, bool]:
+        [line] = repository.index()
+        return line.state, line.reason[:18], repository.is_ready
+
+    assert state() == ("READY", "", True)
+    [loaded] = repository.loaded("net")
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(loaded.runner.predict([x])[0].get_data_to_numpy(), 2 * x + 1)
+    for worker in loaded.runner.statistics().workers:
+        os.kill(worker.pid, signal.SIGKILL)
+    wait_until(lambda: state() == ("UNAVAILABLE", "no worker is ready", False))
+    wait_until(lambda: state() == ("READY", "", True))
+    np.testing.assert_array_equal(loaded.runner.predict([x])[0].get_data_to_numpy(), 2 * x + 1)
+    repository.close()
+
+
+# The last one: it ends the cluster.
 def test_a_cluster_that_was_shut_down_is_said(tmp_path):
     import ray
 
@@ -173,7 +192,7 @@ def test_a_cluster_that_was_shut_down_is_said(tmp_path):
         try:
             token = engine.CancelToken()
             future = one.submit([np.zeros((1, 3), np.float32)], cancel=token)
-            wait_for(lambda: one.statistics().workers[0].state == "busy")
+            wait_until(lambda: one.statistics().workers[0].state == "busy")
             ray.shutdown()
             token.cancel()  # who cancels hears nothing of it
             with pytest.raises(engine.errors.EngineError):

@@ -121,7 +121,7 @@ def resize(node: Node) -> list[Value]:
     given, rank = node.attributes, x.rank
     node.require_whole(*range(1, len(node.inputs)) if x.is_whole else (1, 2))
     is_nearest = given.get("mode", "nearest") == "nearest"
-    # What lies beside has weight 0 along other axes, which lets it show where it is no number.
+    # Entries beside have weight 0 along other axes, which shows them where they are no numbers.
     require(
         x.is_whole or is_nearest or (x.axis == 0 and rank > 3), "it weighs entries along the batch"
     )

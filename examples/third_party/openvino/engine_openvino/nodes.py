@@ -1,4 +1,4 @@
-"""Which nodes OpenVINO's CPU plugin computes as ONNX means them.
+"""The nodes that OpenVINO's CPU plugin computes as ONNX means them.
 
 It computes float64 and int64 in 32 bits, compares integers as float32, saturates small ones, and
 gives some older operators their newer meaning. So operators.toml lists what was found right, by

@@ -1,4 +1,4 @@
-"""What operators.toml lists is right, on numbers at the edges of each type, and the rest is left.
+"""Operators of operators.toml are right on numbers at the edges of each type; others are left.
 
 Expected values are those of onnx's reference evaluator, in the declared types.
 """

@@ -161,7 +161,7 @@ _REWORDED: dict[tuple[str, int], Callable[[Kind], bool]] = {
     # Windows that would start in the padding behind the data are now left out.
     ("AveragePool", 22): _floors,
     ("MaxPool", 22): _floors,
-    # What becomes of infinity in the 8-bit floats.
+    # The fate of infinity in the 8-bit floats.
     ("Cast", 24): _is_not_float8,
     # Floats without `fmod` had no meaning before.
     ("Mod", 28): _is_defined_mod,

@@ -157,7 +157,7 @@ def converted(kind: Kind, version: int) -> ModelProto | None:
     return model_of(nodes, kind.types, opsets, kind.constants, outputs=kind.node.output)
 
 
-# How binary operators before set 7 say where their second input is.
+# Attributes by which binary operators before set 7 say where their second input is.
 _BROADCASTING = ("axis", "broadcast")
 # Operators that give types of their own choosing: other input types would mean something else.
 _TYPED = frozenset({

@@ -26,7 +26,7 @@ OFF, EXACT, ON = MODES = ("off", "exact", "on")
 
 
 class Pattern(NamedTuple):
-    """What is known of a pattern without a model.
+    """Facts of a pattern without a model.
 
     bound: the largest difference between a result and the one in float64, over the largest of the
     results; 0 for those that compute the same. is_exact: every bit is the same, of NaN, infinities,

@@ -4,7 +4,7 @@ ONNX Runtime does so for a product or a sum with [1, C, 1, 1] right after a Conv
 number, as tools for learned scales write it, it computes by itself, in another layout than the
 convolutions'. Here chains of Mul, Add, Sub and Div go into the Conv before or after them. A shift
 goes into a Conv after it only where that has no padding, which is not shifted, and where it is so
-small that the Conv's sums keep their digits. What is beside no
+small that the Conv's sums keep their digits. A scale beside no
 Conv is left to scales.py.
 """
 

@@ -1,4 +1,4 @@
-"""Which form of a model is used: one with its patterns rewritten, or the file's own.
+"""The choice of a model's form: one with its patterns rewritten, or the file's own.
 
 A rewrite that is a gain in one model is a loss in another, so each form is measured (measured.py).
 First with all patterns that match; where that is no gain, without those that vary most. Without
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from engine.host import processor
 from engine.types import CompileOptions, ModelSource
-from engine_cpu.compiled import processor_features
 from engine_cpu.options import measures_rewrites, rewrites_mode
 from engine_cpu.prepare import light, read
 from engine_cpu.prepared import NOTHING, Prepared
@@ -45,7 +45,7 @@ def choose(source: ModelSource, options: CompileOptions) -> Choice:
     versions = {
         "method": METHOD,
         "onnxruntime": ort.__version__,
-        "processor": processor_features(),
+        "processor": processor.features(),
     }
     whole = verdict_key(model.SerializeToString(deterministic=True), options, versions)
     for patterns, prepared in forms:

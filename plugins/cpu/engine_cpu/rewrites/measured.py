@@ -3,7 +3,7 @@
 Both forms are made with one thread and run in turns, timed by the CPU time of this thread, which
 neighbours on a busy machine change least. The rewritten one is used where the middle of the ratios
 of neighbouring turns and the ratio of the fastest are both below MARGIN, in two series one after
-the other. What cannot be measured is not used: see `_Unmeasured`.
+the other. A form that cannot be measured is not used: see `_Unmeasured`.
 
 The verdict is kept as long as the process lives, and in the compile cache's folder: a model, a
 machine and the versions that it was measured with have one. It is a file of this user's alone.

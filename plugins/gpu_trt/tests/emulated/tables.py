@@ -1,4 +1,4 @@
-"""How the tables of this folder are written: what differs between versions has lines of its own."""
+"""Write the tables of this folder: differences between versions have lines of their own."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _start(function: Callable[[Any], Any]) -> Worker:
-    # What is tested is the target that was named.
+    # The tested target is the one that was named.
     return Worker(f"{__name__}:serve", function, env=environment(without=["ENGINE_TARGET"]))
 
 

@@ -145,7 +145,7 @@ class Faulty:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    # What the core calls.
+    # Hooks that the core calls.
 
     @hookimpl
     def engine_backend(self) -> BackendInfo:
@@ -244,7 +244,7 @@ class Faulty:
     ) -> bool:
         return self.receive(comm, buffer, peer, stream, deadline_s)
 
-    # What a fault changes.
+    # Methods that a fault changes.
 
     def manifest(self) -> BackendInfo:
         info = null.engine_backend()

@@ -259,7 +259,7 @@ class GivesOutputsInAlphabeticalOrder(Changes):
 
 
 def _read(executable: Any) -> list[int]:
-    """Which inputs of the null backend's executable any node reads."""
+    """Return the inputs of the null backend's executable that any node reads."""
     names = {name for node in executable._nodes for name in node.inputs}
     return [index for index, spec in enumerate(executable.inputs) if spec.name in names]
 

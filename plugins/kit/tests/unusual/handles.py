@@ -15,7 +15,7 @@ from engine.types import Capability, DeviceBuffer
 from engine_testing.fake_device import FakeDevice
 from engine_testing.null_device import DEVICE
 
-# What is made of device memory or of several contexts is the emulated device's, not these two's.
+# Tests of device memory or of several contexts are the emulated device's, not these two's.
 NOT_HERE = {
     Capability.COLLECTIVES, Capability.QUEUED_COLLECTIVES, Capability.SHARE_WEIGHTS,
     Capability.SHARE_WORKSPACE, Capability.UPDATE_WEIGHTS, Capability.DEVICE_MEMORY,

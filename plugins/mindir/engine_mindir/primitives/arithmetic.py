@@ -154,17 +154,19 @@ def truncate_mod(g: Emitter, x: Any, y: Any) -> Value:
 @primitive("Xdivy")
 def xdivy(g: Emitter, x: Any, y: Any) -> Value:
     left, right = common(g, x, y)
-    zero = g.constant(0, left.dtype)
-    is_zero = g.node("Equal", left, zero, dtype=DType.BOOL)
-    return g.node("Where", is_zero, zero, g.node("Div", left, right), like=left)
+    return _or_zero(g, left, g.node("Div", left, right))
 
 
 @primitive("Xlogy", "XlogyTensor", "XLogYScalarOther", "XLogYScalarSelf")
 def xlogy(g: Emitter, x: Any, y: Any) -> Value:
     left, right = common(g, x, y)
-    zero = g.constant(0, left.dtype)
-    is_zero = g.node("Equal", left, zero, dtype=DType.BOOL)
-    return g.node("Where", is_zero, zero, g.node("Mul", left, g.node("Log", right)), like=left)
+    return _or_zero(g, left, g.node("Mul", left, g.node("Log", right)))
+
+
+def _or_zero(g: Emitter, x: Value, result: Value) -> Value:
+    """Return a result, and 0 where x is 0."""
+    zero = g.constant(0, x.dtype)
+    return g.node("Where", g.node("Equal", x, zero, dtype=DType.BOOL), zero, result, like=x)
 
 
 @primitive("Hypot")

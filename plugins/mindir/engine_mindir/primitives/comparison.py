@@ -6,20 +6,10 @@ from typing import Any
 
 from engine_mindir.emit import Emitter
 from engine_mindir.primitives import primitive
-from engine_mindir.primitives.arithmetic import extreme_of, floor_div
+from engine_mindir.primitives.arithmetic import binary, extreme_of, floor_div
 from engine_mindir.primitives.casts import common
 from engine_mindir.primitives.elementwise import is_nan
 from engine_mindir.values import DType, Value
-
-
-def compare(op_type: str, *names: str) -> None:
-    """Register a comparison."""
-
-    @primitive(*names)
-    def lower(g: Emitter, x: Any, y: Any) -> Value:
-        left, right = common(g, x, y)
-        return g.node(op_type, left, right, dtype=DType.BOOL)
-
 
 for _names in (
     ("Equal", "Equal", "EqScalar", "EqualScalar", "equal", "EqualExt"),
@@ -28,7 +18,7 @@ for _names in (
     ("Less", "Less", "LessScalar", "LtScalar", "less"),
     ("LessOrEqual", "LessEqual", "LessEqualScalar", "LeScalar", "less_equal"),
 ):
-    compare(_names[0], *_names[1:])
+    binary(_names[0], *_names[1:], dtype=DType.BOOL)
 
 
 @primitive("NotEqual", "NeScalar", "NotEqualScalar", "not_equal")
@@ -93,24 +83,21 @@ def invert(g: Emitter, x: Value) -> Value:
 
 @primitive("LeftShift", "BitwiseLeftShift")
 def left_shift(g: Emitter, x: Any, y: Any) -> Value:
-    left, right = common(g, x, y)
-    if str(left.dtype).startswith("u"):
-        return g.node("BitShift", left, right, direction="LEFT")
-    right = g.cast(
-        g.node("Pow", g.constant(2.0, DType.FLOAT64), g.cast(right, DType.FLOAT64)), left.dtype
-    )
-    return g.node("Mul", left, right)
+    return _shifted(g, x, y, "LEFT")
 
 
 @primitive("RightShift", "BitwiseRightShift")
 def right_shift(g: Emitter, x: Any, y: Any) -> Value:
+    return _shifted(g, x, y, "RIGHT")
+
+
+def _shifted(g: Emitter, x: Any, y: Any, direction: str) -> Value:
     left, right = common(g, x, y)
     if str(left.dtype).startswith("u"):
-        return g.node("BitShift", left, right, direction="RIGHT")
-    right = g.cast(
-        g.node("Pow", g.constant(2.0, DType.FLOAT64), g.cast(right, DType.FLOAT64)), left.dtype
-    )
-    return floor_div(g, left, right)
+        return g.node("BitShift", left, right, direction=direction)
+    power = g.node("Pow", g.constant(2.0, DType.FLOAT64), g.cast(right, DType.FLOAT64))
+    right = g.cast(power, left.dtype)
+    return g.node("Mul", left, right) if direction == "LEFT" else floor_div(g, left, right)
 
 
 @primitive("Select", "Where", "select", "where", "SelectExt", "SelectV2")

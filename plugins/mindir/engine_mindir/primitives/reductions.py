@@ -265,22 +265,20 @@ def _scan(
 
 @primitive("Cummax")
 def cummax(g: Emitter, x: Value, axis: Any = 0) -> tuple[Any, ...]:
-    axis = as_int(axis) % g.rank(x)
-    size = x.shape[axis] if x.shape is not None else None
-    return _running_extreme_with_index(g, x, axis, size, "Max")
+    return _running_extreme_with_index(g, x, axis, "Max")
 
 
 @primitive("Cummin", "CumminExt")
 def cummin(g: Emitter, x: Value, axis: Any = 0) -> tuple[Any, ...]:
-    axis = as_int(axis) % g.rank(x)
-    size = x.shape[axis] if x.shape is not None else None
-    return _running_extreme_with_index(g, x, axis, size, "Min")
+    return _running_extreme_with_index(g, x, axis, "Min")
 
 
 def _running_extreme_with_index(
-    g: Emitter, x: Value, axis: int, size: int | None, op_type: str
+    g: Emitter, x: Value, axis: Any, op_type: str
 ) -> tuple[Value, Value]:
     """Return the running extreme, and where it was last met."""
+    axis = as_int(axis) % g.rank(x)
+    size = x.shape[axis] if x.shape is not None else None
     least = lowest(x.dtype)
     neutral = least if op_type == "Max" else np.inf if least == -np.inf else -1 - least
     if str(x.dtype).startswith("u") and op_type == "Min":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -114,40 +115,26 @@ def index_add_ext(
     return scatter_into(g, x, wide, source, "add", axis)
 
 
-def _segments(reduction: str, neutral: Any, *names: str) -> None:
+def _segments(reduction: str, neutral: Callable[[DType], Any], *names: str) -> None:
+    """Register a reduction by segments. neutral: of a segment that nothing belongs to."""
+
     @primitive(*names)
     def lower(g: Emitter, x: Value, segment_ids: Value, num_segments: Any) -> Value:
-        lead = g.rank(segment_ids)
-        rest = g.dims(x)[lead:]
-        empty = g.node("Expand", g.constant(neutral, x.dtype), g.ints((num_segments, *rest)))
+        rest = g.dims(x)[g.rank(segment_ids) :]
+        start = g.constant(neutral(x.dtype), x.dtype)
+        empty = g.node("Expand", start, g.ints((num_segments, *rest)))
         ids = g.unsqueeze(g.cast(segment_ids, DType.INT64), (-1,))
         return scatter_into(g, empty, ids, x, reduction)
 
 
-_segments("add", 0, "UnsortedSegmentSum")
+def _limits(dtype: DType) -> Any:
+    return (np.finfo if dtype in FLOATS else np.iinfo)(dtype.numpy)
 
 
-_segments("mul", 1, "UnsortedSegmentProd")
-
-
-def _segment_extremes(op: str, *names: str) -> None:
-    @primitive(*names)
-    def lower(g: Emitter, x: Value, segment_ids: Value, num_segments: Any) -> Value:
-        # A segment that nothing belongs to is the type's least or greatest finite number.
-        limits = (np.finfo if x.dtype in FLOATS else np.iinfo)(x.dtype.numpy)
-        neutral = limits.min if op == "max" else limits.max
-        lead = g.rank(segment_ids)
-        empty = g.node(
-            "Expand", g.constant(neutral, x.dtype), g.ints((num_segments, *g.dims(x)[lead:]))
-        )
-        ids = g.unsqueeze(g.cast(segment_ids, DType.INT64), (-1,))
-        return scatter_into(g, empty, ids, x, op)
-
-
-_segment_extremes("max", "UnsortedSegmentMax")
-
-
-_segment_extremes("min", "UnsortedSegmentMin")
+_segments("add", lambda _: 0, "UnsortedSegmentSum")
+_segments("mul", lambda _: 1, "UnsortedSegmentProd")
+_segments("max", lambda dtype: _limits(dtype).min, "UnsortedSegmentMax")
+_segments("min", lambda dtype: _limits(dtype).max, "UnsortedSegmentMin")
 
 
 @primitive("KVCacheScatterUpdate", writes=True)

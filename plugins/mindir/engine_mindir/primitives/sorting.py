@@ -87,8 +87,7 @@ def _second(g: Emitter, default: DType) -> DType:
 
 @primitive("Sort")
 def sort(g: Emitter, x: Value, *, axis: Any = -1, descending: Any = False) -> tuple[Value, Value]:
-    axis = as_int(axis)
-    return _top(g, x, g.ints(g.dim(x, axis)), axis, bool(descending), True)
+    return sort_ext(g, x, axis, descending)
 
 
 @primitive("SortExt", "SortV2")
@@ -103,21 +102,25 @@ def sort_ext(
 def arg_sort(
     g: Emitter, x: Value, axis: Any = -1, descending: Any = False, stable: Any = False
 ) -> Value:
-    axis = as_int(axis)
-    return _top(g, x, g.ints(g.dim(x, axis)), axis, bool(descending), True)[1]
+    return sort_ext(g, x, axis, descending)[1]
 
 
 @primitive("Unique")
 def unique(g: Emitter, x: Value) -> tuple[Value, Value]:
     """Return the distinct values in order of first occurrence, and each element's index in them."""
-    flat = g.reshape(_sortable(g, x), (-1,))
     kind = _second(g, DType.INT32)
-    values, _, inverse, _ = g.nodes(
-        "Unique", flat,
-        types=[(None, None), (DType.INT64, None), (DType.INT64, None), (DType.INT64, None)],
-        sorted=0,
+    values, inverse, _ = _unique(g, x, is_sorted=False)
+    return values, g.cast(inverse, kind)
+
+
+def _unique(g: Emitter, x: Value, *, is_sorted: bool) -> tuple[Value, Value, Value]:
+    """Return the distinct values, each element's index in them, and their counts."""
+    numbers = (DType.INT64, None)
+    values, _, inverse, counts = g.nodes(
+        "Unique", g.reshape(_sortable(g, x), (-1,)),
+        types=[(None, None), numbers, numbers, numbers], sorted=int(is_sorted),
     )  # fmt: skip
-    return g.cast(values, x.dtype), g.cast(inverse, kind)
+    return g.cast(values, x.dtype), inverse, counts
 
 
 def _sortable(g: Emitter, x: Value) -> Value:
@@ -134,13 +137,8 @@ def unique2(
     return_inverse: Any = False,
     return_counts: Any = False,
 ) -> tuple[Value, Value, Value]:
-    flat = g.reshape(_sortable(g, x), (-1,))
-    values, _, inverse, counts = g.nodes(
-        "Unique", flat,
-        types=[(None, None), (DType.INT64, None), (DType.INT64, None), (DType.INT64, None)],
-        sorted=1,
-    )  # fmt: skip
-    return g.cast(values, x.dtype), g.reshape(inverse, g.dims(x)), counts
+    values, inverse, counts = _unique(g, x, is_sorted=True)
+    return values, g.reshape(inverse, g.dims(x)), counts
 
 
 @primitive("SearchSorted", "searchsorted")

@@ -1,6 +1,6 @@
 """The emulated module `acl.prof`: the subscription to the times of a model's operators.
 
-What a pipe gets are records of DESC_SIZE bytes, which only the functions here can read. Times are
+A pipe gets records of DESC_SIZE bytes, which only the functions here can read. Times are
 in nanoseconds of a clock of the device's own. The run's time is divided among the nodes of the
 model evenly: the emulator does not know better.
 """
@@ -24,7 +24,7 @@ _BOOT_NS = 10**15  # the device's clock is ahead of the host's by so much
 
 @dataclass(slots=True)
 class SubscribeConfig:
-    """What is to be told of a model, and into which pipe."""
+    """The facts to tell of a model, and the pipe for them."""
 
     is_timed: bool
     metrics: int

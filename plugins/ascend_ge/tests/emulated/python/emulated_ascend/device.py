@@ -1,4 +1,4 @@
-"""What runs on an emulated device: streams with queued work, and loaded models."""
+"""The work of an emulated device: streams with queued work, and loaded models."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Event:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the stream has come to it, or has discarded it."""
+        """True once the stream has come to it, or has discarded it."""
         if self.task is None or self.stream is None:
             return False
         return self.task.future.done() or self.task not in self.stream.tasks

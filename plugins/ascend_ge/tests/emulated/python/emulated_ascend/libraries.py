@@ -50,7 +50,7 @@ MODULES = {
     "libhccl.so": "emulated_ascend.hccl",
     "libascendcl.so": "emulated_ascend.ascendcl",
 }
-"""What there is: libraries by name, and where they are emulated."""
+"""The libraries by name, and where they are emulated."""
 
 libraries: dict[str, Library] = {}
 missing: set[str] = set()

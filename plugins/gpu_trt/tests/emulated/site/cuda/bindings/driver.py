@@ -105,11 +105,11 @@ class CUdeviceptr(_Handle):
 
 
 class CUgraph(_Handle):
-    """What was captured."""
+    """A captured sequence of work."""
 
 
 class CUgraphExec(_Handle):
-    """What can be launched."""
+    """A graph that can be launched."""
 
 
 class CUipcMemHandle:

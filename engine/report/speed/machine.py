@@ -1,0 +1,42 @@
+"""This machine and the versions that run a model: all on which its speed depends beside itself."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib import metadata
+
+from engine.host.cpus import usable_cpus
+from engine.host.version import __version__
+
+_RUNTIMES = ("numpy", "onnxruntime", "openvino", "tensorrt", "jax", "torch", "onnx")
+
+
+def this_machine() -> dict[str, str]:
+    """Return the machine as text by name; not its own name, which a container draws anew."""
+    return {
+        "processor": _processor(),
+        "CPUs": str(usable_cpus()),
+        "system": platform.system(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, this package and the runtimes that are loaded, by name."""
+    found = {"python": platform.python_version(), "engine": __version__}
+    for name in _RUNTIMES:
+        if name in sys.modules:
+            try:
+                found[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:  # onnxruntime-gpu, or a build of one's own
+                found[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
+    return found
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = (line.partition(":")[2].strip() for line in lines if "model name" in line)
+            return next(names, platform.machine())
+    except OSError:
+        return platform.processor() or platform.machine()
