@@ -42,6 +42,7 @@ NETWORKS: dict[str, Callable[[Path], Path]] = {
 }
 _CALLS_S, _CLIENTS_S = 0.05, 0.3
 """Seconds of one timing, of one client and of several."""
+_REST_S = 0.03  # longer than idle threads of the one before spin
 
 Arrays = dict[str, np.ndarray]
 Figures = tuple[float, float, float]
@@ -76,7 +77,7 @@ def alone(path: Path, tuning: Tuning, rounds: int) -> Figures:
             {"tuned": (partial(tuned.predict, given), None)},
             rounds=rounds,
             calls=calls,
-            is_warm=True,
+            pause_s=_REST_S,
         )
     return 1 / row.ratio, row.control, difference(found, expected)
 

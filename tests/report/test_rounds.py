@@ -35,6 +35,21 @@ def test_functions_take_turns_until_the_time_is_over(monkeypatch: pytest.MonkeyP
     assert len(firsts) > 1, "the order changes"
 
 
+def test_threads_that_still_spin_have_a_rest_to_end_it_before_the_next_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ONNX Runtime's spin for up to 20 ms after a run, on the CPUs of whoever runs next."""
+    told: list[object] = []
+    monkeypatch.setattr(rounds, "_SLICE_S", 0.0)
+    monkeypatch.setattr(rounds, "sleep", told.append)
+    timed([partial(told.append, "a"), partial(told.append, "b")], 1, 0.0, lambda: None)
+    timings = told[2:]  # one call of each says whether it is slow
+    rests = [place for place, each in enumerate(timings) if isinstance(each, float)]
+    assert [timings[place] for place in rests] == [rounds._REST_S] * 2 * LEAST
+    assert rounds._REST_S > 0.02
+    assert all(len({*timings[begin:end]}) == 2 for begin, end in zip(rests, [*rests[1:], None]))
+
+
 def test_what_is_clearly_lost_ends_after_a_few_rounds() -> None:
     fast, slow = partial(time.sleep, 0.001), partial(time.sleep, 0.2)
     default, lost = timed([fast, slow], 1, 1000.0, lambda: None, FEWEST)

@@ -1,7 +1,9 @@
 """Time several functions in interleaved rounds, on a machine that may be busy.
 
 A round times each for a moment, in an order that is drawn anew: neighbours in time meet the same
-load. Of each round only ratios are compared.
+load. Of each round only ratios are compared. A rest before each timing lets idle threads of the one
+before end their spinning: they would take CPUs from the next, and a setup that spins long would
+look fast beside one that it delays.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ _LOST = 1.3
 """Ratio that all of these are above where further ones would change nothing."""
 _SLICE_S, _SHARED_S = 0.05, 0.15
 """Seconds of a timing, which has one call at least; of several clients, who wait for each other."""
+_REST_S = 0.025
+"""Longer than ONNX Runtime's threads spin by its own choice, some 20 ms."""
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -106,7 +110,7 @@ def timed(
 
 def round_s(request_s: float, clients: int) -> float:
     """Return about how long one takes to be timed in a round. request_s: of one request."""
-    return request_s + max(request_s, _SLICE_S if clients == 1 else _SHARED_S)
+    return _REST_S + request_s + max(request_s, _SLICE_S if clients == 1 else _SHARED_S)
 
 
 def _are_lost(timings: Sequence[Timings]) -> bool:
@@ -126,6 +130,7 @@ def _round(function: Callable[[], Any], clients: int, is_slow: bool) -> tuple[fl
     One call of each client before it is not timed, unless it takes long: what others have left in
     caches is not its own.
     """
+    sleep(_REST_S)
     seconds = _SLICE_S if clients == 1 else _SHARED_S
     working = Clients(function, clients, duration_s=seconds, warmup_calls=0 if is_slow else 1)
     working.start()
