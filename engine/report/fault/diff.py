@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from engine.config.declared import Sections
 from engine.config.reader import configuration
 from engine.config.sections import sections_of
 from engine.context import Context
 from engine.formats import ModelFile
 from engine.formats.given import found
-from engine.model import Model
-from engine.model.build import from_model_file
-from engine.model.model import model_state
 from engine.model.shortcut import load
 from engine.report.comparison import naming, run_both, targets_of
 from engine.report.differences import Comparison, compare_outputs
@@ -24,9 +22,8 @@ from engine.report.fault.found import Diff
 from engine.report.fault.ranks import together
 from engine.report.fault.reproducer import require_place, write
 from engine.report.fault.search import Search
-from engine.report.fault.sides import Sections, Side, Values, settled
+from engine.report.fault.sides import Open, Side, Values, opener, settled
 from engine.types import Progress
-from engine.weights.compile_cache import without_cache
 
 if TYPE_CHECKING:
     from engine.typing import Inputs
@@ -119,20 +116,15 @@ class _Opener:
             sections = sections_of("config", config)
         self._config: Sections = configuration(path, sections, "diff")
 
-    def settle(self, whole: ModelFile) -> Callable[[ModelFile], Model]:
+    def settle(self, whole: ModelFile) -> Open:
         """Return what builds parts of this model, for which a tuned configuration counts."""
         self._context, self._config = settled(whole, self._context, self._config)
-        return self.part
+        return opener(self._context, self._config)
 
     @property
     def recipe(self) -> tuple[Context, Sections]:
         """The context and the configuration."""
         return self._context, self._config
-
-    def part(self, file: ModelFile) -> Model:
-        model, config = Model(), without_cache(self._config)
-        from_model_file(model_state(model), file, self._context, config, None, None)
-        return model
 
 
 def words_of(
@@ -191,7 +183,7 @@ def find(
             compared,
             builds=2 + a.builds + b.builds,
             notes=(*search.notes, *beside),
-            has_inside=search.has_inside,
+            has_inside=search.knows_all,
         )
     blame = Blame(search, *apart)
     fault = blame.fault()
