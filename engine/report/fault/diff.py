@@ -146,7 +146,7 @@ def words_of(
 
 
 def quiet(phase: str, done: int, total: int | None) -> None:
-    """Show nothing: a progress for who wants none."""
+    """Show nothing: the progress by default."""
 
 
 def find(
