@@ -22,7 +22,7 @@ from engine.report.fault.found import Diff
 from engine.report.fault.ranks import together
 from engine.report.fault.reproducer import require_place, write
 from engine.report.fault.search import Search
-from engine.report.fault.sides import Open, Side, Values, opener, settled
+from engine.report.fault.sides import Side, Values, opener, settled
 from engine.types import Progress
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def diff(
     path_b = a if b is None else b
     joined = together(a, path_b)
     model_a, model_b = joined.a or a, joined.b or path_b
-    openers = _Opener(one, configs[0]), _Opener(other, configs[1])
+    asked = _recipe(one, configs[0]), _recipe(other, configs[1])
     if folder is not None:
         require_place(Path(folder))
     ran = run_both(
@@ -76,9 +76,10 @@ def diff(
         timeout_s,
     )
     files = file_of(model_a), file_of(model_b)
+    recipes = [settled(file, *recipe) for file, recipe in zip(files, asked, strict=True)]
     side_a, side_b = (
-        Side(file, opener.settle(file), timeout_s, partial(naming, name, os.fspath(path)))
-        for name, path, file, opener in zip("ab", (a, path_b), files, openers, strict=True)
+        Side(file, opener(*recipe), timeout_s, partial(naming, name, os.fspath(path)))
+        for name, path, file, recipe in zip("ab", (a, path_b), files, recipes, strict=True)
     )
     given = {spec.name: value for spec, value in zip(ran.specs, ran.values, strict=True)}
     return find(
@@ -91,7 +92,7 @@ def diff(
         inside=inside,
         is_sliced=joined.is_sliced,
         folder=None if folder is None else Path(folder),
-        command=words_of([opener.recipe for opener in openers], rtol, atol),
+        command=words_of(recipes, rtol, atol),
         show=progress or quiet,
     )
 
@@ -103,28 +104,14 @@ def file_of(model: str | os.PathLike[str] | bytes) -> ModelFile:
     return ModelFile(found(os.fspath(model)))
 
 
-class _Opener:
-    """Builds parts of a model as engine.load builds the whole."""
-
-    def __init__(self, target: str, config: Config | None) -> None:
-        self._context = Context()
-        self._context.target = [target]
-        path, sections = "", {}
-        if isinstance(config, str | os.PathLike):
-            path = os.fspath(config)
-        elif config is not None:
-            sections = sections_of("config", config)
-        self._config: Sections = configuration(path, sections, "diff")
-
-    def settle(self, whole: ModelFile) -> Open:
-        """Return what builds parts of this model, for which a tuned configuration counts."""
-        self._context, self._config = settled(whole, self._context, self._config)
-        return opener(self._context, self._config)
-
-    @property
-    def recipe(self) -> tuple[Context, Sections]:
-        """The context and the configuration."""
-        return self._context, self._config
+def _recipe(target: str, config: Config | None) -> tuple[Context, Sections]:
+    """Return a side's context and configuration, as engine.load would have them."""
+    context = Context()
+    context.target = [target]
+    if isinstance(config, str | os.PathLike):
+        return context, configuration(os.fspath(config), {}, "diff")
+    sections = {} if config is None else sections_of("config", config)
+    return context, configuration("", sections, "diff")
 
 
 def words_of(
