@@ -26,7 +26,6 @@ Exits with status 1 where something crashed, was lost or wrong. `--json` for pro
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -39,7 +38,7 @@ from pathlib import Path
 
 import attacks_by_users
 import attacks_on_workers
-from measure import bar
+from measure import bar, parser_of
 from tally import Tally
 
 Attack = Callable[[Path, int, Callable[[int], None]], Tally]
@@ -69,12 +68,9 @@ def line(name: str, tally: Tally) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=", ".join(ATTACKS))
     parser.add_argument("--times", type=int, default=100)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args()
     if unknown := set(given.attacks) - set(ATTACKS):
         parser.error(f"no attack is called {', '.join(sorted(unknown))}")

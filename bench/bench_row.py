@@ -15,7 +15,6 @@ and the onnx package.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import statistics
@@ -31,7 +30,7 @@ from typing import Any
 
 import models
 import onnx
-from measure import bar
+from measure import bar, parser_of
 
 from engine import Model
 from engine.cli import main as command
@@ -104,9 +103,7 @@ def trial(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--mode", choices=("side", "against", "reference"), default="side")
     parser.add_argument("--model", choices=MODELS, default="mobilenet_v2")
     parser.add_argument("--plant", choices=("wait", "sleep"), default="wait")

@@ -10,14 +10,13 @@ the onnx package. `--json` for programs.
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
-from measure import Row, bar, compare, report
+from measure import Row, bar, compare, parser_of, report
 from memory import LAYER_BYTES, WIDTH, chain
 
 import engine
@@ -42,11 +41,8 @@ def measure(model: engine.Model, session: ort.InferenceSession, batch: int, roun
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("-n", "--rounds", type=int, default=40, metavar="N")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

@@ -21,7 +21,6 @@ for programs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -40,7 +39,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from measure import bar
+from measure import bar, parser_of
 from onnx import TensorProto, helper, numpy_helper
 
 import engine
@@ -278,14 +277,11 @@ def show(found: Any, claim: str, *, as_json: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two SIGKILLs")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         found = run(Path(name), given.seconds, given.every, given.workers, given.clients)

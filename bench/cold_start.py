@@ -34,7 +34,6 @@ and Linux. `--json` for programs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import mmap
 import os
@@ -51,6 +50,7 @@ from select import select
 
 import mindir_models
 import models
+from measure import parser_of, pss_bytes
 from mindir_memory import anonymous_bytes
 
 WAYS = ("ONNX RT", "control", "plain", "wait", "first", "second", "warm")
@@ -233,7 +233,7 @@ def _build(
         if not is_cold:
             _warm_memory()
         before = peak = anonymous_bytes(child.pid)
-        pss_before = _pss_bytes(child.pid)
+        pss_before = pss_bytes(child.pid)
         child.stdin.write("go\n")
         child.stdin.flush()
         while not select([child.stdout], [], [], 0.002)[0]:
@@ -243,7 +243,7 @@ def _build(
         ran = child.stdout.readline()
         if not ran:
             raise SystemExit(f"the process that builds {path.name} failed")
-        pss = _pss_bytes(child.pid) - pss_before
+        pss = pss_bytes(child.pid) - pss_before
         cpu, wall = map(float, ran.split())
         row = float(answer), cpu, peak - before, pss, wall
         child.stdin.write("go\n")
@@ -251,24 +251,16 @@ def _build(
         while not select([child.stdout], [], [], 0.002)[0]:
             peak = max(peak, anonymous_bytes(child.pid))
         cpu, wall = map(float, child.stdout.readline().split())
-        pss = _pss_bytes(child.pid) - pss_before
+        pss = pss_bytes(child.pid) - pss_before
         child.stdin.close()
     return row, (cpu, cpu, peak - before, pss, wall)
 
 
-def _pss_bytes(pid: int) -> int:
-    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("models", nargs="*", metavar="model", help=f"of {', '.join(CASES)}")
     parser.add_argument("-n", "--rounds", type=int, default=7, metavar="N")
     parser.add_argument("--cold", action="store_true", help="take the host's pages as they come")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     rows = []
     for name in arguments.models or CASES:

@@ -16,7 +16,6 @@ Asked for: at most 1.15 of the floor at hidden 128 (sequence 16 and 128), 1.02 a
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import tempfile
@@ -28,7 +27,7 @@ from pathlib import Path
 import models
 import numpy as np
 import onnxruntime as ort
-from measure import Row, busy_neighbour, compare, report
+from measure import Row, busy_neighbour, compare, parser_of, report
 from onnx import TensorProto
 
 from engine.backends import open_backend
@@ -291,16 +290,13 @@ def tables(names: list[str], rounds: int, neighbour: bool) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     choices = ["over-floor", "over-uncut", "two-threads"]
     parser.add_argument("tables", nargs="*", metavar="table", help=f"of {', '.join(choices)}")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument(
         "--neighbour", action="store_true", help="two-threads: beside one busy process"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     for name in arguments.tables:
         if name not in choices:

@@ -14,7 +14,6 @@ run of 8 in turn.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import threading
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure import parser_of
 
 CLIENTS, ROUNDS, SECONDS = 8, 5, 1.5
 NAMES = ("cnn", "encoder", "bert")
@@ -228,9 +228,7 @@ def measure(path: Path, length: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument(
         "--encoder", type=Size.parsed, action="append", default=[], metavar="WIDTH,LAYERS,LENGTH"

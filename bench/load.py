@@ -18,7 +18,6 @@ Linux. `--json` for programs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -30,6 +29,7 @@ from pathlib import Path
 from select import select
 
 import models
+from measure import parser_of
 from mindir_memory import anonymous_bytes
 
 WAYS = ("engine", "ONNX RT", "control")
@@ -144,12 +144,9 @@ def _load(way: str, path: Path, tiny: Path) -> tuple[float, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("models", nargs="*", metavar="model", help=f"of {', '.join(CASES)}")
     parser.add_argument("-n", "--rounds", type=int, default=9, metavar="N")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     rows = []
     for name in arguments.models or CASES:

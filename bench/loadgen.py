@@ -19,7 +19,6 @@ Needs the cpu backend and the onnx package. `--json` for programs. Exits 1 where
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -40,7 +39,7 @@ import mlperf_loadgen as loadgen
 import models
 import numpy as np
 import onnxruntime as ort
-from measure import bar
+from measure import bar, parser_of
 from runner import quantile
 
 import engine
@@ -303,13 +302,10 @@ def report(rows: list[Row], seconds: float, as_json: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="default: all")
     parser.add_argument("--system", action="append", choices=SYSTEMS, help="default: both")
     parser.add_argument("--seconds", type=float, default=SHORTEST_S, help="of each run, at least")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = models.mobilenet_v2(Path(folder))

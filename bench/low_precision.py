@@ -18,7 +18,6 @@ with structure make harder or easier to round, differ. Needs the cpu backend and
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import subprocess
@@ -35,7 +34,7 @@ from pathlib import Path
 import models
 import numpy as np
 import onnx
-from measure import Row, bar, compare, report
+from measure import Row, bar, compare, parser_of, report
 
 import engine
 
@@ -180,9 +179,7 @@ def measured(name: str, folder: Path, rounds: int) -> tuple[list[Row], list[Form
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("networks", nargs="*", metavar="network", help=f"of {', '.join(NETWORKS)}")
     parser.add_argument("-n", "--rounds", type=int, default=30)
     parser.add_argument("--json", action="store_true")

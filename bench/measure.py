@@ -7,6 +7,7 @@ the same way, is the A/A control: where it is not within 1.01, the run is not to
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -106,6 +107,16 @@ def busy_neighbour() -> Iterator[None]:
         process.wait()
 
 
+def parser_of(description: str | None, *, json: bool = False) -> argparse.ArgumentParser:
+    """Return the parser of a script's options. json: it takes --json."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if json:
+        parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
+
+
 def bar(title: str) -> Callable[[int, int], None] | None:
     """A progress line on a terminal's stderr; None elsewhere."""
     if not sys.stderr.isatty():
@@ -139,3 +150,15 @@ def report(rows: list[Row], as_json: bool) -> None:
 
 def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.2f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def pss_bytes(pid: int) -> int:
+    """Return a process's memory, of shared pages its part."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
+def shared_bytes() -> int:
+    """Return the bytes in tmpfs and shared memory."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Shmem:"))

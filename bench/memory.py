@@ -23,7 +23,6 @@ the onnx package and Linux. `--json` for programs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -35,6 +34,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from measure import parser_of, pss_bytes, shared_bytes
 from onnx import TensorProto, helper, numpy_helper
 
 WIDTH = 2048
@@ -158,14 +158,14 @@ def measure(
 
 def sizes(way: str, paths: list[list[Path]], cache: Path, rows: int) -> tuple[int, list[str], int]:
     """Return what processes grow by, what they answer, and what they had before."""
-    shared_before = _shared_bytes()
+    shared_before = shared_bytes()
     children = [_start(way, group, cache, rows) for group in paths]
-    before = sum(_pss_bytes(child.pid) for child in children)
+    before = sum(pss_bytes(child.pid) for child in children)
     for child in children:
         _tell(child)
     answers = [child.stdout.readline() for child in children if child.stdout is not None]
-    after = sum(_pss_bytes(child.pid) for child in children)
-    shared = max(0, _shared_bytes() - shared_before)
+    after = sum(pss_bytes(child.pid) for child in children)
+    shared = max(0, shared_bytes() - shared_before)
     for child in children:
         child.communicate("end\n")
     return after - before + shared, answers, before
@@ -191,22 +191,9 @@ def _tell(child: subprocess.Popen[str]) -> None:
     child.stdin.flush()
 
 
-def _pss_bytes(pid: int) -> int:
-    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
-
-
-def _shared_bytes() -> int:
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Shmem:"))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("--mb", type=int, default=400, metavar="N", help="size of the weights")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     layers = max(1, arguments.mb * 10**6 // LAYER_BYTES)
     head_bytes = 4 * WIDTH * 64

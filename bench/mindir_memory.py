@@ -17,7 +17,6 @@ backend and Linux. `--json` for programs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -30,6 +29,7 @@ from select import select
 from typing import TypeAlias
 
 import numpy as np
+from measure import parser_of
 
 from engine.formats.onnx.writer import External, Graph, Node, Tensor, ValueInfo, model_bytes
 from engine.types import DType
@@ -236,11 +236,8 @@ def anonymous_bytes(process: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("tables", nargs="*", metavar="table", help=f"of {', '.join(TABLES)}")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     rows = []
     for name in arguments.tables or TABLES:

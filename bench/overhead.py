@@ -19,7 +19,6 @@ below 1 are faster than that. Needs the cpu backend and onnx. `--json` for progr
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -34,7 +33,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from fresh import cpu_s, in_turns
-from measure import Row, bar, busy_neighbour, compare, report
+from measure import Row, bar, busy_neighbour, compare, parser_of, report
 from onnx import TensorProto, helper
 
 import engine
@@ -288,9 +287,7 @@ def _processes(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("tables", nargs="*", metavar="table", help=f"of {', '.join(TABLES)}")
     parser.add_argument("--rounds", type=int, help="rounds of each table instead of its own number")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

@@ -17,7 +17,6 @@ Needs the cpu backend, the onnx package and Linux. `--json` for programs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -30,6 +29,7 @@ from pathlib import Path
 
 import models
 from fresh import cpu_s, in_turns
+from measure import parser_of
 
 PROGRAMS = {
     "ONNX RT": """
@@ -116,12 +116,9 @@ def _forget_own_byte_code(cache: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("models", nargs="*", metavar="model", help=f"of {', '.join(MODELS)}")
     parser.add_argument("-n", "--rounds", type=int, default=40)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     for name in arguments.models:
         if name not in MODELS:

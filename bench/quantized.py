@@ -13,7 +13,6 @@ and samples. Needs the cpu backend and the extra `quantize`. `--json` for progra
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import tempfile
@@ -28,7 +27,7 @@ import models
 import numpy as np
 import onnx
 import onnxruntime as ort
-from measure import Row, bar, compare, report
+from measure import Row, bar, compare, parser_of, report
 from onnx import TensorProto
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
@@ -133,9 +132,7 @@ def measured(name: str, folder: Path, rounds: int) -> tuple[list[Row], list[Row]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("models", nargs="*", metavar="model", help=f"of {', '.join(MODELS)}")
     parser.add_argument("-n", "--rounds", type=int, default=60)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

@@ -10,7 +10,6 @@ open, recognise, read and check, with all that a plan needs to know. Needs the o
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from measure import bar, compare, report
+from measure import bar, compare, parser_of, report
 from onnx import TensorProto, helper, numpy_helper
 
 from engine import formats
@@ -88,12 +87,9 @@ CASES: dict[str, tuple[Callable[[Path], None], int, float]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, help="rounds of each instead of its own number")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:

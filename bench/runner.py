@@ -14,7 +14,6 @@ Needs the cpu backend and the onnx package. `--json` for programs.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import queue
@@ -32,7 +31,7 @@ from typing import Any
 import models
 import numpy as np
 import onnxruntime as ort
-from measure import bar
+from measure import bar, parser_of
 
 import engine
 from engine.host.cpus import usable_cpus
@@ -299,13 +298,10 @@ MEASURES = {"throughput": throughput, "batching": batching, "small": small}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("what", nargs="?", choices=[*MEASURES], default="throughput")
     parser.add_argument("-n", "--rounds", type=int, default=8, metavar="N")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each contender in a round")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = MEASURES[arguments.what](Path(folder), arguments.rounds, arguments.seconds)

@@ -27,7 +27,6 @@ plugins/serve, the onnx package and Linux. `--json` for programs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -52,6 +51,7 @@ import grpc
 import numpy as np
 import onnx
 from chaos import LARGEST, WIDTH, in_shm, permutation, show
+from measure import parser_of
 
 from engine_serve.protocol import SERVICE, message
 
@@ -504,13 +504,10 @@ def run(folder: Path, seconds: float, every_s: float, count: int) -> Outcome:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two SIGKILLs")
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         found = run(Path(name), given.seconds, given.every, given.clients)

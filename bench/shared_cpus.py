@@ -12,7 +12,6 @@ all rounds. Needs the cpu backend and the onnx package. `--json` for programs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -26,7 +25,7 @@ from pathlib import Path
 
 import models
 import numpy as np
-from measure import bar
+from measure import bar, parser_of
 
 import engine
 from engine.host.fair_semaphore import FairSemaphore
@@ -188,13 +187,10 @@ def report(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("case", nargs="*", choices=[*CASES, []], default=[*CASES])
     parser.add_argument("-n", "--rounds", type=int, default=4, metavar="N")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each way in a round")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     rows = []
     if not arguments.json:

@@ -18,7 +18,6 @@ the onnx package and Linux. `--json` for programs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -29,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from measure import parser_of, pss_bytes, shared_bytes
 from onnx import TensorProto, helper, numpy_helper
 
 WIDTH = 2048
@@ -129,8 +129,7 @@ class Child:
     @property
     def pss_bytes(self) -> int:
         """Return the process's memory, of shared pages its part."""
-        with open(f"/proc/{self.pid}/smaps_rollup", encoding="ascii") as lines:
-            return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+        return pss_bytes(self.pid)
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -138,12 +137,6 @@ class Child:
         if not line:
             raise SystemExit("a process failed")
         return line
-
-
-def shared_bytes() -> int:
-    """Return the bytes in tmpfs and shared memory."""
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Shmem:"))
 
 
 def measure(way: str, path: Path, environment: dict[str, str]) -> tuple[int, int, set[str]]:
@@ -165,11 +158,8 @@ def measure(way: str, path: Path, environment: dict[str, str]) -> tuple[int, int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("--mb", type=int, default=400, metavar="N", help="size of the weights")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     layers = max(1, arguments.mb * 10**6 // LAYER_BYTES)
     nbytes = layers * LAYER_BYTES

@@ -21,7 +21,6 @@ wait for none) or something is left. The load ends with this script and its limi
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -36,6 +35,7 @@ from pathlib import Path
 
 from attacks_on_workers import product
 from chaos import children, in_shm, is_open
+from measure import parser_of
 
 MOST_S = 180.0
 PATIENCE_S = 10.0
@@ -258,13 +258,10 @@ def is_clean(found: dict[str, object]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("--slow", type=float, default=30.0, help="seconds that an exit takes")
     parser.add_argument("--busy", type=int, default=20, help="busy processes")
     parser.add_argument("--nice", type=int, default=5, help="of the busy processes")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args()
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import models
 import numpy as np
-from measure import busy_neighbour, compare
+from measure import busy_neighbour, compare, parser_of
 
 import engine
 from engine.report.clients import Clients
@@ -150,9 +150,7 @@ def tunings(path: Path, load: str, given: argparse.Namespace) -> list[float]:
 
 def main() -> None:
     """Print a line for each tuning, and geometric means."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("networks", nargs="*", metavar="network", help=f"of {', '.join(NETWORKS)}")
     parser.add_argument("-n", "--rounds", type=int, default=20)
     parser.add_argument("--max-error", type=float)

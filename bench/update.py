@@ -12,13 +12,12 @@ onnx package and the kit. `--json` for programs.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-from measure import Row, bar, compare, report
+from measure import Row, bar, compare, parser_of, report
 from models import Graph
 from onnx import TensorProto
 
@@ -146,12 +145,9 @@ TABLES = {"update": (update, 8), "predict": (predict, 20), "held": (held, 20)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, json=True)
     parser.add_argument("tables", nargs="*", choices=[*TABLES, []], metavar="update|predict|held")
     parser.add_argument("-n", "--rounds", type=int, metavar="N")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:

@@ -42,6 +42,7 @@ from engine.report.clients import Clients
 from engine.report.measurement import (
     DURATION_S,
     BenchResult,
+    are_open,
     batch_of,
     by_runs,
     devices_text,
@@ -294,7 +295,7 @@ def bench(
             lambda: subject.made(given, shapes)
         )
         cold_s: float | None = None
-        if any(not isinstance(dim, int) for spec in subject.inputs for dim in spec.shape or ()):
+        if are_open(subject.inputs):
             inputs, cold_s = subject.first_run(inputs)
         if sweep or asked.is_search:
 

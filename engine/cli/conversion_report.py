@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from engine.cli.folder import shape_text, spec_values, type_text
 from engine.cli.output import aside, counted, duration, fields, line, plain, size, table
-from engine.report.archive import storable
+from engine.report.archive import first_values
 from engine.report.parts import arrays_of, described
-from engine.tensor.description import Array
 
 if TYPE_CHECKING:
     from engine.converter.job import Job, Report
@@ -63,16 +62,11 @@ def show(job: Job, report: Report) -> None:
 
 def _trial_rows(report: Report) -> list[tuple[str, str, str]]:
     return [
-        (part, described(array), " ".join(_text(value) for value in _first(array)))
+        (part, described(array), " ".join(_text(value) for value in first_values(array, 4)))
         for spec in report.outputs
         if spec.name in report.trial
         for part, array in arrays_of(spec.name, report.trial[spec.name], spec.dtype).items()
     ]
-
-
-def _first(array: Array, count: int = 4) -> list[Any]:
-    values: list[Any] = storable(array.reshape(-1)[:count]).tolist()
-    return values
 
 
 def _text(value: object) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine import Context, Model
 from engine.cli import options
 from engine.cli.build import recipe_of
 from engine.cli.commands import Command
@@ -28,13 +26,9 @@ from engine.cli.sides import (
     run_both,
     side,
 )
-from engine.model.build import from_model_file
-from engine.model.model import model_state
 from engine.types import CancelToken
-from engine.weights.compile_cache import without_cache
 
 if TYPE_CHECKING:
-    from engine.formats import ModelFile
     from engine.report.fault.found import Diff, Fault, FaultNode
     from engine.report.fault.spread import Spread
 
@@ -103,7 +97,7 @@ def diff(asked: Asked, out: Path | None, write: bool, inside: bool) -> None:
 def _searched(asked: Asked, both: Both, inside: bool, is_sliced: bool, folder: Path | None) -> Diff:
     """Search for the fault; Ctrl-C ends it."""
     from engine.report.fault.diff import find, words_of
-    from engine.report.fault.sides import Side, settled
+    from engine.report.fault.sides import Side, opener, settled
 
     cancel = CancelToken()
     inputs = {given.spec.name: given.value for given in both.inputs.given}
@@ -114,7 +108,7 @@ def _searched(asked: Asked, both: Both, inside: bool, is_sliced: bool, folder: P
     is_tuned = any("tuned" in config for _, config in given)
     command = words_of(recipes, asked.rtol, asked.atol) if is_tuned else _words(asked, both.hows)
     both_sides = [
-        Side(file, _opener(*recipe, cancel), asked.timeout, partial(side, name, path, own))
+        Side(file, opener(*recipe, cancel), asked.timeout, partial(side, name, path, own))
         for name, file, recipe, path, own in zip(
             "ab", both.files, recipes, paths, settings, strict=True
         )
@@ -136,20 +130,6 @@ def _searched(asked: Asked, both: Both, inside: bool, is_sliced: bool, folder: P
             ),
             cancel,
         )
-
-
-def _opener(
-    context: Context, merged: Mapping[str, Mapping[str, str]], cancel: CancelToken
-) -> Callable[[ModelFile], Model]:
-    """Return what builds parts of a model."""
-    config = without_cache(merged)
-
-    def opened(file: ModelFile) -> Model:
-        model = Model()
-        from_model_file(model_state(model), file, context, config, None, cancel)
-        return model
-
-    return opened
 
 
 def _words(asked: Asked, hows: tuple[BuildOptions, BuildOptions]) -> list[str]:

@@ -27,6 +27,7 @@ from engine.cli.interrupt import interruptible
 from engine.cli.open_sizes import first_fitting
 from engine.cli.options import BuildOptions, InputOptions
 from engine.cli.output import as_json, fields, line, note, notes, plain, table
+from engine.report.measurement import are_open
 
 if TYPE_CHECKING:
     from engine.report.explanation.explanation import Explanation
@@ -153,8 +154,7 @@ def _explain_ranks(
 
 def _fitting(built: Built, inputs: Inputs) -> tuple[Inputs, str]:
     """Return inputs on which the model runs, and where the sizes of generated ones are from."""
-    is_open = any(not isinstance(dim, int) for spec in built.inputs for dim in spec.shape or ())
-    if not is_open:
+    if not are_open(built.inputs):
         return inputs, "as declared"
     chosen, _ = first_fitting(built, inputs, lambda tried: built.model.predict(tried.values()))
     return chosen, "chosen so that it runs"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from engine.cli.build import Built
+from engine.cli.build import Built, timed
 from engine.cli.inputs import Inputs
 from engine.cli.output import aside, note, plain
 from engine.plan.disagreement import sizes_and_disagreement
@@ -37,9 +38,26 @@ def first_fitting(
     return first_that_runs(chain([inputs], others), run, sizes, _SIZES)
 
 
-def show_inputs(inputs: Inputs, *, again: bool = False) -> None:
-    """Print what a model is run on, a line each. again: with other sizes than those before."""
-    if again:
+def run_shown(
+    built: Built, inputs: Inputs, phase: str, run: Callable[[list[Any]], R], is_shown: bool = True
+) -> tuple[Inputs, R, float]:
+    """Run as `first_fitting`, from values; print the inputs before, and those that went well.
+
+    Returns these, what `run` gave, and the seconds that it took.
+    """
+    if is_shown:  # now: the run may take long, or fail
+        show_inputs(inputs)
+        sys.stdout.flush()
+    chosen, (result, seconds) = first_fitting(
+        built, inputs, lambda tried: timed(phase, lambda: run(tried.values()))
+    )
+    if is_shown and chosen is not inputs:
         note("note: the model does not run with these sizes; it was run with others:")
+        show_inputs(chosen)
+    return chosen, result, seconds
+
+
+def show_inputs(inputs: Inputs) -> None:
+    """Print what a model is run on, a line each."""
     for value in inputs.given:
         aside(plain(str(value)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from engine.cli.build import (
     parse_shapes,
     require_free_input,
     require_timeout,
-    timed,
 )
 from engine.cli.commands import Command, Integer
 from engine.cli.example import model_or_example
@@ -26,11 +25,11 @@ from engine.cli.files import STANDARD_OUTPUT, print_outputs, require_place, writ
 from engine.cli.hints import misuse
 from engine.cli.inputs import Inputs
 from engine.cli.interrupt import interruptible
-from engine.cli.open_sizes import first_fitting, show_inputs
+from engine.cli.open_sizes import run_shown
 from engine.cli.options import BuildOptions, InputOptions
 from engine.cli.output import as_json, aside, duration, is_terminal, line, note, notes, plain
 from engine.cli.progress import waiting
-from engine.report.archive import storable
+from engine.report.archive import first_values, storable
 from engine.report.comparison import plain_value
 from engine.report.measurement import DeviceShare, devices_text, shares
 from engine.report.parts import arrays_of, described
@@ -120,20 +119,9 @@ def run(
             lambda: inputs_of(built, given, shapes)
         )
         notes(inputs.notes)
-        if not json and not is_printed:  # now: the run may take long, or fail
-            show_inputs(inputs)
-            sys.stdout.flush()
-
-        chosen, (results, seconds) = first_fitting(
-            built,
-            inputs,
-            lambda tried: timed(
-                "running", lambda: built.model.predict(tried.values(), timeout_s=timeout)
-            ),
-        )
-        if chosen is not inputs and not json and not is_printed:
-            show_inputs(chosen, again=True)
-        inputs = chosen
+        predict = partial(built.model.predict, timeout_s=timeout)
+        is_shown = not json and not is_printed
+        inputs, results, seconds = run_shown(built, inputs, "running", predict, is_shown)
         # Not get_outputs(): it does not know the sizes of open axes.
         outputs = {
             spec.name: plain_value(result)
@@ -222,7 +210,7 @@ def _print_text(
                 f"tensor elements num is: {array.size}, tensor shape is: {described(array)}"
             )
             if values:
-                shown = " ".join(_text(value) for value in _first(array, values))
+                shown = " ".join(_text(value) for value in first_values(array, values))
                 rest = f" ... (first {values} of {array.size})" if array.size > values else ""
                 line(f"output data is: {shown}{rest}")
     if output is not None:
@@ -263,7 +251,7 @@ def _print_json(
                 "shape": array.shape,
                 "size_bytes": array.nbytes,
                 "elements": array.size,
-                "first_values": _first(array, values),
+                "first_values": first_values(array, values),
             }
             for name, array in arrays.items()
         ],
@@ -274,12 +262,6 @@ def _print_json(
 
         facts["profile"] = profile_facts(profile)
     as_json(facts)
-
-
-def _first(array: Array, count: int) -> Sequence[Any]:
-    """Return the first values in C order as Python's numbers, text and booleans."""
-    head: list[Any] = storable(array.reshape(-1)[:count]).tolist()
-    return head
 
 
 def _text(value: Any) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ from engine.cli.hints import misuse
 from engine.cli.input_files import STANDARD_INPUT, file_name, of_commands
 from engine.cli.inputs import Inputs
 from engine.cli.interrupt import interruptible
-from engine.cli.open_sizes import first_fitting, show_inputs
+from engine.cli.open_sizes import run_shown
 from engine.cli.options import BuildOptions, InputOptions
 from engine.cli.output import aside, attributes, duration, notes, plain, table
 from engine.config.wording import own_text, reworded
@@ -300,18 +301,8 @@ def _run_first(
             specs = common_inputs(built.inputs, others, (str(model), str(other)))
         inputs = interruptible(lambda: _inputs(built, given, shapes, specs, other))
         notes(inputs.notes)
-        if not asked.json:
-            show_inputs(inputs)
-        chosen, (outputs, seconds) = first_fitting(
-            built,
-            inputs,
-            lambda tried: timed(
-                "running a", lambda: outputs_of(built.model, tried.values(), timeout)
-            ),
-        )
-        if chosen is not inputs and not asked.json:
-            show_inputs(chosen, again=True)
-        inputs = chosen
+        run = partial(outputs_of, built.model, timeout_s=timeout)
+        inputs, outputs, seconds = run_shown(built, inputs, "running a", run, not asked.json)
         return Side(model, shares(built.model.placement), built.seconds, seconds, outputs), inputs
 
 

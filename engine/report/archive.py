@@ -29,6 +29,12 @@ def storable(array: Array) -> Array:
     return array.astype(_stored(array.dtype))
 
 
+def first_values(array: Array, count: int) -> list[Any]:
+    """Return the first values in C order as Python's numbers, text and booleans."""
+    values: list[Any] = storable(array.reshape(-1)[:count]).tolist()
+    return values
+
+
 def restored(array: Array, dtype: np.dtype[Any]) -> Array:
     """Return to `dtype` what `storable` made of an array of it; another array stays as it is."""
     if dtype.isbuiltin == 1 or dtype.hasobject or array.dtype != _stored(dtype):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.model.model import model_state
 from engine.model.shortcut import load
@@ -36,15 +36,8 @@ def inspect(
     Raises RuntimeError (ModelError) for a file that is missing or damaged, and what engine.load
     raises where there is a target.
     """
-    from engine.formats import ModelFile
-    from engine.formats.given import given
-
-    found = given(model)
-    if isinstance(found, str):
-        path, file = found, ModelFile(found)
-    else:
-        path, file = "", ModelFile.of_bytes(found)
-    file.unlock(dec_key, dec_mode)
+    found, file = file_given(model, dec_key, dec_mode)
+    path = found if isinstance(found, str) else ""
     if file.encryption and not dec_key and not target:
         return locked(path, file.encryption)
     targets = [target] if isinstance(target, str) else [*target]
@@ -53,6 +46,19 @@ def inspect(
         return summary
     with load(found, target, dec_key=dec_key, dec_mode=dec_mode) as built:
         return placed(summary, model_state(built))
+
+
+def file_given(
+    model: Any, dec_key: bytes | None, dec_mode: DecMode
+) -> tuple[str | bytes, ModelFile]:
+    """Return what `inspect` is given as a path or bytes, and the file to open it by."""
+    from engine.formats import ModelFile
+    from engine.formats.given import given
+
+    found = given(model)
+    file = ModelFile(found) if isinstance(found, str) else ModelFile.of_bytes(found)
+    file.unlock(dec_key, dec_mode)
+    return found, file
 
 
 def locked(path: str, encryption: str) -> ModelSummary:

@@ -21,7 +21,7 @@ from engine.plan.options import at_most
 from engine.report.clients import Clients, Measured
 from engine.report.filled import Fill, run_filled
 from engine.report.speed.deviation import deviations
-from engine.types import Placement
+from engine.types import Placement, TensorSpec
 
 if TYPE_CHECKING:
     from engine.typing import Inputs
@@ -195,7 +195,7 @@ def bench(
         built = load(built, target, threads=threads)
         build_s = perf_counter() - begin
     try:
-        given = _generated(built) if inputs is None else inputs
+        given = generated(built) if inputs is None else inputs
         warmup_runs = None
         if size := ranks_of(built):
             for name, is_given in ("duration_s", duration_s is not None), ("clients", clients > 1):
@@ -225,10 +225,16 @@ def bench(
             built.close()
 
 
-def _generated(model: Model) -> list[Any]:
+def are_open(specs: Sequence[TensorSpec]) -> bool:
+    """Return whether a size of an input, or the number of its axes, is open."""
+    return any(
+        spec.shape is None or any(not isinstance(dim, int) for dim in spec.shape) for spec in specs
+    )
+
+
+def generated(model: Model) -> list[Any]:
     """Return inputs on which a model runs: ones, in sizes that fit together."""
-    is_open = any(not isinstance(dim, int) for spec in model.inputs for dim in spec.shape or ())
-    if not is_open or ranks_of(model):  # ranks would be out of step
+    if not are_open(model.inputs) or ranks_of(model):  # ranks would be out of step
         return run_filled(model.inputs, Fill.ONES, list, most=1)[0]
     return run_filled(model.inputs, Fill.ONES, model.predict)[0]
 

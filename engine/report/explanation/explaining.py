@@ -21,8 +21,8 @@ from engine.report.explanation.node import ExplainedNode
 from engine.report.explanation.roof import Roof, measured
 from engine.report.explanation.times import NOT_COMPUTED, timed
 from engine.report.explanation.traffic import moved
-from engine.report.filled import Fill, run_filled
-from engine.report.measurement import ranks_of
+from engine.report.inspection import file_given
+from engine.report.measurement import are_open, generated, ranks_of
 from engine.runtime.fitting import values
 from engine.types import Dim, DType, GraphInfo, ModelSource, NodeState, TensorSpec
 from engine.weights.compile_cache import IS_SECRET, CompileCache
@@ -63,12 +63,7 @@ def explain(
         raise TypeError(f"roof must be a Roof, but got {type(roof)}.")
     if isinstance(model, Model):
         return explained(model, inputs, profile=profile, roof=roof)
-    from engine.formats import ModelFile
-    from engine.formats.given import given
-
-    found = given(model)
-    file = ModelFile(found) if isinstance(found, str) else ModelFile.of_bytes(found)
-    file.unlock(dec_key, dec_mode)
+    found, file = file_given(model, dec_key, dec_mode)
     with load(found, target, dec_key=dec_key, dec_mode=dec_mode) as built:
         return explained(built, inputs, profile=profile, roof=roof, source=file())
 
@@ -158,14 +153,9 @@ def _values(model: Model, inputs: Inputs | None, notes: list[str]) -> tuple[list
     if inputs is not None:
         built = model_state(model).require_built()
         return values(built.signature, inputs, built.plan.devices), ""
-    is_open = any(
-        not isinstance(dim, int) for spec in model.inputs for dim in spec.shape or (None,)
-    )
+    origin = "chosen" if ranks_of(model) else "chosen so that it runs"
     try:
-        if not is_open or ranks_of(model):  # ranks would be out of step
-            filled = run_filled(model.inputs, Fill.ONES, list, most=1)[0]
-            return filled, "chosen" if is_open else "as declared"
-        return run_filled(model.inputs, Fill.ONES, model.predict)[0], "chosen so that it runs"
+        return generated(model), origin if are_open(model.inputs) else "as declared"
     except EngineError as error:
         pass_interrupt(error)
         notes.append(f"no sizes of its inputs are known: {one_line(error)}")

@@ -46,15 +46,15 @@ def vectors(work: Work, axis: int) -> tuple[int, int]:
     return size, size // max(shape[axis], 1) if shape else 1
 
 
-def softmax(of_element: int, of_lane: int) -> Formula:
+def softmax(of_element: int, of_vector: int) -> Formula:
     """Count for each element, and for each vector along the axis."""
 
     def count(work: Work) -> float:
         axis = work.get("axis", -1 if work.version >= 13 else 1)
-        size, lanes = vectors(work, axis)
+        size, rows = vectors(work, axis)
         if work.version < 13:  # all axes from there on are one
-            lanes = prod(work.input(0)[:axis])
-        return of_element * size + of_lane * lanes
+            rows = prod(work.input(0)[:axis])
+        return of_element * size + of_vector * rows
 
     return count
 
@@ -100,8 +100,8 @@ def group_norm(work: Work) -> float:
 
 def lp_norm(work: Work) -> float:
     """Powers, their sum along the axis, and the quotient."""
-    size, lanes = vectors(work, work.get("axis", -1))
-    return 3 * size - (lanes if work.get("p", 2) == 1 else 0)
+    size, rows = vectors(work, work.get("axis", -1))
+    return 3 * size - (rows if work.get("p", 2) == 1 else 0)
 
 
 def batch_norm(work: Work) -> float:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from engine.config.declared import Sections
 from engine.config.reader import configuration
 from engine.config.sections import sections_of
 from engine.context import Context
 from engine.formats import ModelFile
 from engine.formats.given import found
-from engine.model import Model
-from engine.model.build import from_model_file
-from engine.model.model import model_state
 from engine.model.shortcut import load
 from engine.report.comparison import naming, run_both, targets_of
 from engine.report.differences import Comparison, compare_outputs
@@ -24,9 +22,8 @@ from engine.report.fault.found import Diff
 from engine.report.fault.ranks import together
 from engine.report.fault.reproducer import require_place, write
 from engine.report.fault.search import Search
-from engine.report.fault.sides import Sections, Side, Values, settled
+from engine.report.fault.sides import Side, Values, opener, settled
 from engine.types import Progress
-from engine.weights.compile_cache import without_cache
 
 if TYPE_CHECKING:
     from engine.typing import Inputs
@@ -67,7 +64,7 @@ def diff(
     path_b = a if b is None else b
     joined = together(a, path_b)
     model_a, model_b = joined.a or a, joined.b or path_b
-    openers = _Opener(one, configs[0]), _Opener(other, configs[1])
+    asked = _recipe(one, configs[0]), _recipe(other, configs[1])
     if folder is not None:
         require_place(Path(folder))
     ran = run_both(
@@ -79,9 +76,10 @@ def diff(
         timeout_s,
     )
     files = file_of(model_a), file_of(model_b)
+    recipes = [settled(file, *recipe) for file, recipe in zip(files, asked, strict=True)]
     side_a, side_b = (
-        Side(file, opener.settle(file), timeout_s, partial(naming, name, os.fspath(path)))
-        for name, path, file, opener in zip("ab", (a, path_b), files, openers, strict=True)
+        Side(file, opener(*recipe), timeout_s, partial(naming, name, os.fspath(path)))
+        for name, path, file, recipe in zip("ab", (a, path_b), files, recipes, strict=True)
     )
     given = {spec.name: value for spec, value in zip(ran.specs, ran.values, strict=True)}
     return find(
@@ -94,7 +92,7 @@ def diff(
         inside=inside,
         is_sliced=joined.is_sliced,
         folder=None if folder is None else Path(folder),
-        command=words_of([opener.recipe for opener in openers], rtol, atol),
+        command=words_of(recipes, rtol, atol),
         show=progress or quiet,
     )
 
@@ -106,33 +104,14 @@ def file_of(model: str | os.PathLike[str] | bytes) -> ModelFile:
     return ModelFile(found(os.fspath(model)))
 
 
-class _Opener:
-    """Builds parts of a model as engine.load builds the whole."""
-
-    def __init__(self, target: str, config: Config | None) -> None:
-        self._context = Context()
-        self._context.target = [target]
-        path, sections = "", {}
-        if isinstance(config, str | os.PathLike):
-            path = os.fspath(config)
-        elif config is not None:
-            sections = sections_of("config", config)
-        self._config: Sections = configuration(path, sections, "diff")
-
-    def settle(self, whole: ModelFile) -> Callable[[ModelFile], Model]:
-        """Return what builds parts of this model, for which a tuned configuration counts."""
-        self._context, self._config = settled(whole, self._context, self._config)
-        return self.part
-
-    @property
-    def recipe(self) -> tuple[Context, Sections]:
-        """The context and the configuration."""
-        return self._context, self._config
-
-    def part(self, file: ModelFile) -> Model:
-        model, config = Model(), without_cache(self._config)
-        from_model_file(model_state(model), file, self._context, config, None, None)
-        return model
+def _recipe(target: str, config: Config | None) -> tuple[Context, Sections]:
+    """Return a side's context and configuration, as engine.load would have them."""
+    context = Context()
+    context.target = [target]
+    if isinstance(config, str | os.PathLike):
+        return context, configuration(os.fspath(config), {}, "diff")
+    sections = {} if config is None else sections_of("config", config)
+    return context, configuration("", sections, "diff")
 
 
 def words_of(
@@ -154,7 +133,7 @@ def words_of(
 
 
 def quiet(phase: str, done: int, total: int | None) -> None:
-    """Show nothing: a progress for who wants none."""
+    """Show nothing: the progress by default."""
 
 
 def find(
@@ -191,7 +170,7 @@ def find(
             compared,
             builds=2 + a.builds + b.builds,
             notes=(*search.notes, *beside),
-            has_inside=search.has_inside,
+            has_inside=search.knows_all,
         )
     blame = Blame(search, *apart)
     fault = blame.fault()

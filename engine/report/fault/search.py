@@ -82,11 +82,6 @@ class Search:
         """True where all values of both sides are known, since to read them changes nothing."""
         return self._all_a is not None and self._all_b is not None
 
-    @property
-    def has_inside(self) -> bool:
-        """True where all values that both sides have were read and compared."""
-        return self._all_a is not None and self._all_b is not None
-
     def first_apart(self) -> tuple[Block, Trial] | None:
         """Return the block from the inputs to the first value that is apart, and its values.
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
+from engine.config.declared import Sections
 from engine.context import Context
 from engine.errors import ModelError
 from engine.formats import ModelFile, source_of_part
@@ -16,13 +17,16 @@ from engine.formats.onnx.infer import types_of
 from engine.formats.onnx.weights import with_weights_apart
 from engine.formats.opened import OpenedSource
 from engine.model import Model
+from engine.model.build import from_model_file
+from engine.model.model import model_state
 from engine.plan.extract import Whole, fixed_nodes
 from engine.plan.partition import Segment, live
 from engine.report.comparison import outputs_of
 from engine.tensor.description import Array
+from engine.types import CancelToken
+from engine.weights.compile_cache import without_cache
 from engine.wings import wing
 
-Sections: TypeAlias = "Mapping[str, Mapping[str, str]]"
 Values: TypeAlias = "dict[str, Array]"
 Open: TypeAlias = "Callable[[ModelFile], Model]"
 Naming: TypeAlias = "Callable[[], AbstractContextManager[None]]"
@@ -173,6 +177,18 @@ def settled(file: ModelFile, context: Context, config: Sections) -> tuple[Contex
         return context, config
     accepted: tuple[Context, Sections] = wing("tuned")(file, context, config)
     return accepted
+
+
+def opener(context: Context, config: Sections, cancel: CancelToken | None = None) -> Open:
+    """Return what builds parts of a model as a whole one is built, without the compile cache."""
+    config = without_cache(config)
+
+    def opened(file: ModelFile) -> Model:
+        model = Model()
+        from_model_file(model_state(model), file, context, config, None, cancel)
+        return model
+
+    return opened
 
 
 def rename(node: NodeProto, own: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@ import platform
 import sys
 from importlib import metadata
 
+from engine.host import processor
 from engine.host.cpus import usable_cpus
 from engine.host.version import __version__
 
@@ -15,7 +16,7 @@ _RUNTIMES = ("numpy", "onnxruntime", "openvino", "tensorrt", "jax", "torch", "on
 def this_machine() -> dict[str, str]:
     """Return the machine as text by name; not its own name, which a container draws anew."""
     return {
-        "processor": _processor(),
+        "processor": processor.name(),
         "CPUs": str(usable_cpus()),
         "system": platform.system(),
     }
@@ -31,12 +32,3 @@ def versions() -> dict[str, str]:
             except metadata.PackageNotFoundError:  # onnxruntime-gpu, or a build of one's own
                 found[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
     return found
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = (line.partition(":")[2].strip() for line in lines if "model name" in line)
-            return next(names, platform.machine())
-    except OSError:
-        return platform.processor() or platform.machine()

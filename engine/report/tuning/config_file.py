@@ -15,9 +15,9 @@ place for, and what must be the same where it is read: see taking.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
+from engine.config.declared import Sections
 from engine.errors import InputError
 from engine.report.choice.evidence import Setup
 
@@ -27,7 +27,6 @@ KEYS = (
     "backend *", "device *", "goal", "evidence",
 )  # fmt: skip
 """Keys of the section; a name that ends in "*" stands for all that begin so."""
-Sections = Mapping[str, Mapping[str, str]]
 
 _AS_JSON = (".json", ".yaml", ".yml")  # JSON is YAML
 

@@ -27,10 +27,9 @@ from engine.weights.location import CacheUnusable
 
 if TYPE_CHECKING:
     from engine.backends import Target
+    from engine.config.declared import Sections
     from engine.context import Context
     from engine.formats import ModelFile
-
-    Sections = Mapping[str, Mapping[str, str]]
 
 _TUNE = "tune the model here: engine tune MODEL"
 

@@ -61,7 +61,7 @@ class Tournament(Contest):
         self._whole_s = self._limits.budget_s if left_s is None else left_s
         self._kept_s = _FINALS * self._whole_s
         known = [t for t in self._known.trials if t.figures is not None and not t.why_not]
-        self._again = [trial.setup for trial in sorted(known, key=_ratio)[:_KEPT]]
+        self._again = [trial.setup for trial in sorted(known, key=ratio_of)[:_KEPT]]
 
     def hold(self) -> Outcome:
         """See Contest; the default's trial has figures too."""
@@ -431,5 +431,6 @@ def _is_like(setup: Setup, other: Setup) -> bool:
     return (setup.targets, setup.form) == (other.targets, other.form)
 
 
-def _ratio(trial: Trial) -> float:
+def ratio_of(trial: Trial) -> float:
+    """Return the ratio of a trial; infinity where it was not measured."""
     return math.inf if trial.ratio is None else trial.ratio

@@ -39,7 +39,7 @@ from engine.report.tuning import config_file
 from engine.report.tuning.forms import Forms
 from engine.report.tuning.goal import Goal
 from engine.report.tuning.taking import fingerprint
-from engine.report.tuning.tournament import Tournament
+from engine.report.tuning.tournament import Tournament, ratio_of
 from engine.weights.compile_cache import can_start_processes
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Tuning:
 
     def rows(self) -> list[Trial]:
         """Return what was measured, the fastest first, then what could not be chosen."""
-        return sorted(self.evidence.trials, key=lambda trial: (bool(trial.why_not), _ratio(trial)))
+        return sorted(self.evidence.trials, key=lambda each: (bool(each.why_not), ratio_of(each)))
 
     def __repr__(self) -> str:
         return str(self)  # what a prompt shows
@@ -124,10 +124,6 @@ def _costs(trial: Trial) -> tuple[float, ...]:
     found = trial.figures
     assert found is not None, "it was measured"
     return found.p99_s, -found.throughput_per_s, trial.error or 0.0, found.memory_bytes
-
-
-def _ratio(trial: Trial) -> float:
-    return math.inf if trial.ratio is None else trial.ratio
 
 
 def tune(

@@ -14,8 +14,8 @@ This file is the backend's hooks; what they do lies beside it:
     common_weights.py  where weights lie in such a form, and what several have in common, stored
                      once in weights_pool.py; mapped.py: what is in memory
     node_states.py   which nodes run, are fused or folded: read off the optimised graph
-    prescreen.py     what a model is suspected of, before a session is made of it;
-                     suspicion.py: most of nothing, which takes no look
+    prescreen.py     risks of a model, found before a session is made of it; risk.py: which models
+                     have none, as most
     node_rules.py    what its nodes must keep to; nodes.py, element_types.py: what they are
     known_issues.py  kernels that are not used; issue.py: what is known of one
     prepare/         models that ONNX Runtime refuses as they are: written in other terms

@@ -29,6 +29,7 @@ from engine_cpu.options import (
 )
 from engine_cpu.prepared import Prepared
 from engine_cpu.rewrites import candidates
+from engine_cpu.risk import Risk, is_plain, may_quantize
 from engine_cpu.session import (
     OUT_OF_MEMORY,
     CpuModel,
@@ -37,7 +38,6 @@ from engine_cpu.session import (
     is_out_of_memory,
     session_of,
 )
-from engine_cpu.suspicion import Suspicion, is_plain, may_quantize
 
 
 def load_model(source: ModelSource, options: CompileOptions) -> CpuModel:
@@ -96,12 +96,12 @@ def _load(source: ModelSource, options: CompileOptions) -> CpuModel:
     carried, unpassable = _odd_values(graph_of(source))
     if unpassable:
         return CpuModel(source, None, unpassable)
-    suspicion = suspicion_of(source, has_workarounds(options))
+    risk = risk_of(source, has_workarounds(options))
     guard = guard_of(source, options)
     is_ranked = not any(
         spec.shape is None and spec.kind is ValueKind.TENSOR for spec in graph_of(source).inputs
     )
-    is_plain = not (carried or suspicion or guard.is_requested) and is_ranked
+    is_plain = not (carried or risk or guard.is_requested) and is_ranked
     folder = None if source.is_secret else options.save_to  # nothing of a secret model is kept
     notes: Mapping[int, str] = {}
     if is_plain:
@@ -117,7 +117,7 @@ def _load(source: ModelSource, options: CompileOptions) -> CpuModel:
         saved, why_not = saved_and_opened(own, guard, options, folder)
         if saved is not None:
             return saved
-    loaded, prepared = _load_plain(source, options, carried, suspicion, guard)
+    loaded, prepared = _load_plain(source, options, carried, risk, guard)
     loaded.notes = notes
     if loaded.session is not None and not is_ranked:
         from engine_cpu.prepare.ranks import rank_check
@@ -207,7 +207,7 @@ def _load_plain(
     source: ModelSource,
     options: CompileOptions,
     carried: Sequence[str],
-    suspicion: Suspicion,
+    risk: Risk,
     guard: Prepared,
 ) -> tuple[CpuModel, Prepared]:
     """Return the loaded model, and what it was prepared as.
@@ -219,14 +219,14 @@ def _load_plain(
     workarounds = has_workarounds(options)
     session = refusal = None
     prepared = guard
-    is_prepared = suspicion is Suspicion.FATAL or guard.is_requested
+    is_prepared = risk is Risk.FATAL or guard.is_requested
     if is_prepared:  # before any session, which computes constants
         prepared = _prepared(source, None, carried, workarounds, guard)
     if prepared.unsupported:
         return CpuModel(source, None, prepared.unsupported), prepared
     try:
         session = session_of(source, prepared, settings, options.cancel)
-        if is_prepared or not (carried or suspicion):
+        if is_prepared or not (carried or risk):
             read = _as_read(source, prepared)
             return CpuModel(source, session, rewritten=prepared.rewritten, read=read), prepared
     except ModelError as error:
@@ -246,11 +246,11 @@ def _load_plain(
     return CpuModel(source, session, rewritten=prepared.rewritten, read=read), prepared
 
 
-def suspicion_of(source: ModelSource, workarounds: bool = True) -> Suspicion:
+def risk_of(source: ModelSource, workarounds: bool = True) -> Risk:
     """Return what a model is suspected of; see `prescreen`, which is asked unless it is plain."""
     assert source.graph is not None, "the core reads every ONNX file before a backend does"
     if is_plain(source.graph):
-        return Suspicion.NONE
+        return Risk.NONE
     from engine_cpu.prescreen import prescreen
 
     return prescreen(source, workarounds)

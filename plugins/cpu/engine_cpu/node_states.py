@@ -21,7 +21,7 @@ from engine.host.folder import temporary_folder
 from engine.host.interrupts import pass_interrupt
 from engine.model_bytes import Budget, fields, schema
 from engine.types import GraphInfo, NodeInfo, NodeState
-from engine_cpu.suspicion import NESTS
+from engine_cpu.risk import NESTS
 
 # The state of each node of the main graph, in order, and the index of the one it is fused into.
 NodeStates: TypeAlias = "list[tuple[NodeState, int | None]]"

@@ -1,6 +1,6 @@
 """Judge a model before ONNX Runtime sees it, from its bytes alone.
 
-Every model that is not plain (suspicion.py) is looked at, so this needs neither onnx nor time: of
+Every model that is not plain (risk.py) is looked at, so this needs neither onnx nor time: of
 one without such operators, control flow and functions nothing is read. It refuses what ends the
 process (node_rules.py), and says rather too often that a kernel of known_issues.py may be in it;
 prepare/ then looks closely.
@@ -20,7 +20,7 @@ from engine_cpu.element_types import is_float
 from engine_cpu.known_issues import ENDS_PROCESS, IS_WRONG, ORDERS_TREES, version
 from engine_cpu.lists import Lists
 from engine_cpu.nodes import NOTHING, Body, Needles, as_written, bodies_of, held_still, view_of
-from engine_cpu.suspicion import NESTS, Suspicion, holds
+from engine_cpu.risk import NESTS, Risk, holds
 from engine_cpu.tensors import has_axes, integers_of, is_empty
 
 _LOOKED_INTO = node_rules.SCALARS.keys() | trees.OPERATORS
@@ -29,7 +29,7 @@ _STANDARD = frozenset({"", "ai.onnx", "ai.onnx.ml"})
 _FIELDS = 10_000_000  # the core has read the model within that
 
 
-def prescreen(source: ModelSource, workarounds: bool = True) -> Suspicion:
+def prescreen(source: ModelSource, workarounds: bool = True) -> Risk:
     """Return what a model is suspected of. Raises ModelError for one that must not be run.
 
     workarounds: whether kernels that are only wrong matter.
@@ -45,7 +45,7 @@ def prescreen(source: ModelSource, workarounds: bool = True) -> Suspicion:
     may_be_wrong = workarounds and (
         has_inner or any(node.op_type in IS_WRONG for node in graph.nodes)
     )
-    found = Suspicion.NONE
+    found = Risk.NONE
     if not (special or has_inner or may_be_wrong):
         return found
     try:
@@ -53,24 +53,22 @@ def prescreen(source: ModelSource, workarounds: bool = True) -> Suspicion:
             if special or has_inner:
                 found = _special(source, graph, special, has_inner)
             if may_be_wrong:
-                found = max(found, Suspicion(_look(view_of(source), graph)))
+                found = max(found, Risk(_look(view_of(source), graph)))
     except (OSError, ValueError) as error:  # it is no longer what the core has read
         if isinstance(error, ModelError) or raised_by_handler(error):
             raise
-        return Suspicion.NONE
+        return Risk.NONE
     return found
 
 
-def _special(
-    source: ModelSource, graph: GraphInfo, nodes: list[NodeInfo], has_inner: bool
-) -> Suspicion:
+def _special(source: ModelSource, graph: GraphInfo, nodes: list[NodeInfo], has_inner: bool) -> Risk:
     """Refuse what node_rules.py does; return FATAL where a kernel may end the process."""
     for text in node_rules.breaches(nodes):
         raise ModelError(f"{source.name}: {text}", source.name)
     suspects = [n for n in nodes if _may_be_fatal(n) or n.op_type in _LOOKED_INTO]
     if not suspects and not has_inner:
-        return Suspicion.NONE
-    found = Suspicion.NONE
+        return Risk.NONE
+    found = Risk.NONE
     for body in bodies_of(view_of(source), graph, _SPECIAL_NEEDLES if has_inner else NOTHING):
         inner = body.nodes is not graph.nodes
         if inner:
@@ -79,11 +77,11 @@ def _special(
         for node in body.nodes if inner else suspects:
             _check_scalars(node, body, source.name)
             if node_rules.unread(node) and _hides_values(node, body, source.name):
-                found = Suspicion.FATAL
+                found = Risk.FATAL
             if node.op_type in trees.OPERATORS and node.domain == "ai.onnx.ml":
                 _check_trees(node, body, source.name)
             if _may_be_fatal(node) and _is_fatal(node, body):
-                found = Suspicion.FATAL
+                found = Risk.FATAL
     return found
 
 

@@ -25,7 +25,7 @@ from engine.host.interrupts import raised_by_handler
 from engine.types import DType, ModelSource, NodeInfo
 from engine_cpu.known_issues import version
 from engine_cpu.nodes import NOTHING, Body, Needles, bodies_of, held_still, view_of
-from engine_cpu.suspicion import NESTS, holds
+from engine_cpu.risk import NESTS, holds
 from engine_cpu.tensors import Array, array_of, dims_of, dtype_of
 
 DEQUANTIZE, QUANTIZE = "DequantizeLinear", "QuantizeLinear"
@@ -67,7 +67,7 @@ class Guard(NamedTuple):
 
 
 def guard_of(source: ModelSource) -> Guard:
-    """Return the nodes to be kept apart; suspicion.may_quantize says which models may have any."""
+    """Return the nodes to be kept apart; risk.may_quantize says which models may have any."""
     graph = source.graph
     assert graph is not None, "the core reads every ONNX file before a backend does"
     needles = _NEEDLES if holds(graph, NESTS) else NOTHING

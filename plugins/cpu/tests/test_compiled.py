@@ -274,7 +274,7 @@ def test_a_model_that_is_prepared_is_kept_as_it_was_prepared(
     cold = compiled(source, replace(OPTIONS, save_to=folder))
     assert "model.onnx" in os.listdir(folder)
     monkeypatch.setattr(load, "_prepared", None)  # nothing is prepared, or screened, again
-    monkeypatch.setattr(load, "suspicion_of", None)
+    monkeypatch.setattr(load, "risk_of", None)
     warm = compiled(replace(source, compiled=folder))
     assert (cold.inputs, cold.outputs) == (warm.inputs, warm.outputs)
     assert cold.placement() == warm.placement()

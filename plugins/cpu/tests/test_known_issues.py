@@ -18,7 +18,7 @@ from engine.backends import open_backend
 from engine.formats import open_source
 from engine.types import CompileOptions, Device
 from engine_cpu.known_issues import OPERATORS
-from engine_cpu.prescreen import Suspicion, prescreen
+from engine_cpu.prescreen import Risk, prescreen
 from engine_testing import making
 
 Build = Callable[..., Model]
@@ -147,7 +147,7 @@ def test_scores_that_a_mask_forbids_are_minus_infinity(build: Build) -> None:
 
 def test_attention_that_is_right_is_left_to_its_kernel(tmp_path: Path) -> None:
     path = write(tmp_path, [node("Attention", ["x", "x", "x"], ["y"])], 23, shape=[1, 1, 3, 4])
-    assert prescreen(open_source(path)) is Suspicion.NONE
+    assert prescreen(open_source(path)) is Risk.NONE
 
 
 def test_a_kernel_without_a_better_way_is_reported(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_it_is_found_in_subgraphs_and_functions(tmp_path: Path) -> None:
     expected = np.fft.fft(x[0, :, 0].astype(np.float64))
     for text in texts:
         onnx.save(onnx.parser.parse_model(text), path)
-        assert prescreen(open_source(path)) is Suspicion.WRONG
+        assert prescreen(open_source(path)) is Risk.WRONG
         model = engine.load(path, target="cpu")
         [y] = model(x=x).values()
         np.testing.assert_allclose(y[0, :, 0] + 1j * y[0, :, 1], expected, rtol=1e-5, atol=1e-6)

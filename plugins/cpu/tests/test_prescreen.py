@@ -22,7 +22,7 @@ from engine.formats import open_source
 from engine_cpu import element_types, node_rules
 from engine_cpu.known_issues import ENDS_PROCESS, OPERATORS, divisors_at_risk
 from engine_cpu.nodes import NOTHING, Needles
-from engine_cpu.prescreen import Suspicion, prescreen
+from engine_cpu.prescreen import Risk, prescreen
 from engine_testing.making import graph
 
 Build = Callable[..., Model]
@@ -117,32 +117,32 @@ def saved(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize("place", NESTED)
 def test_divisions_are_found_where_the_file_nests_them(tmp_path: Path, place: str) -> None:
     path = saved(tmp_path, NESTED[place])
-    assert prescreen(open_source(path)) is Suspicion.FATAL
+    assert prescreen(open_source(path)) is Risk.FATAL
     z = engine.load(path, target="cpu")(x=np.int64([SMALLEST["int64"]]), y=np.int64([-1]))["z"]
     assert z.tolist() == [SMALLEST["int64"]]
 
 
 @pytest.mark.parametrize(
-    ("kinds", "nodes", "constants", "suspicion"),
+    ("kinds", "nodes", "constants", "risk"),
     [
-        (("float", "float"), "z = Div (x, x)", {}, Suspicion.NONE),
-        (("int64", "int64"), "z = Div (x, c)", {"c": np.int64(3)}, Suspicion.NONE),
-        (("int64", "int64"), "z = Div (x, c)", {"c": np.int64(-1)}, Suspicion.FATAL),
+        (("float", "float"), "z = Div (x, x)", {}, Risk.NONE),
+        (("int64", "int64"), "z = Div (x, c)", {"c": np.int64(3)}, Risk.NONE),
+        (("int64", "int64"), "z = Div (x, c)", {"c": np.int64(-1)}, Risk.FATAL),
         (("int64", "int64"), "c = Constant <value_int = 2> ()  z = Div (x, c)", {},
-         Suspicion.NONE),
+         Risk.NONE),
         (("int64", "int64"), "c = Constant <value = int64[1] {4}> ()  z = Div (x, c)", {},
-         Suspicion.NONE),
-        (("float", "int64"), "s = Shape (x)  z = Div (s, s)", {}, Suspicion.FATAL),
+         Risk.NONE),
+        (("float", "int64"), "s = Shape (x)  z = Div (s, s)", {}, Risk.FATAL),
         (("float", "float"), "a = Relu (x)  b = Mul (a, a)  c = Sqrt (b)  z = Div (b, c)", {},
-         Suspicion.NONE),
+         Risk.NONE),
     ],
 )  # fmt: skip
 def test_only_divisions_of_integers_by_what_is_not_known_are_suspect(
-    tmp_path: Path, kinds: tuple[str, str], nodes: str, constants: Any, suspicion: Suspicion
+    tmp_path: Path, kinds: tuple[str, str], nodes: str, constants: Any, risk: Risk
 ) -> None:
     text = f"({kinds[0]}[n] x) => ({kinds[1]}[] z) {{ {nodes} }}"
     path = graph(tmp_path, "model", text, constants, valid=False)
-    assert prescreen(open_source(path)) is suspicion
+    assert prescreen(open_source(path)) is risk
 
 
 def test_the_types_of_operators_are_those_of_onnxs_schemas() -> None:

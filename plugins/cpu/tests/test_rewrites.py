@@ -69,22 +69,12 @@ def check(build: Build, path: Path, name: str, random: Random, near: bool) -> No
 
 @pytest.mark.parametrize("near", [False, True], ids=["match", "near"])
 @pytest.mark.parametrize("name", DRAW)
+@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_random_graphs_keep_their_results(
-    build: Build, tmp_path: Path, name: str, near: bool
+    build: Build, tmp_path: Path, count: int, name: str, near: bool
 ) -> None:
-    random = np.random.default_rng(27)
-    for _ in range(30):
-        check(build, tmp_path / "model.onnx", name, random, near)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("near", [False, True], ids=["match", "near"])
-@pytest.mark.parametrize("name", DRAW)
-def test_a_thousand_random_graphs_keep_their_results(
-    build: Build, tmp_path: Path, name: str, near: bool
-) -> None:
-    random = np.random.default_rng(1)
-    for _ in range(1000):
+    random = np.random.default_rng(count)
+    for _ in range(count):
         check(build, tmp_path / "model.onnx", name, random, near)
 
 

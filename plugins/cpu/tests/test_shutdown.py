@@ -61,7 +61,7 @@ os.wait()
     assert (done.returncode, done.stdout) == (0, "from C\n"), done.stderr
 
 
-def test_a_child_that_drops_the_parents_lane_does_not_hang(tmp_path: Path) -> None:
+def test_a_child_that_drops_the_parents_thread_state_does_not_hang(tmp_path: Path) -> None:
     code = """
 try:
     model.predict([x.astype("float64")])

@@ -18,6 +18,8 @@ from engine_serve.metrics import Metrics
 from engine_serve.rest_infer import object_of
 from engine_serve.service import Service
 
+Endpoint = Callable[[Request], Awaitable[Response]]
+
 
 def addresses(
     service: Service, metrics: Metrics, room: Room, further: Sequence[Route] = ()
@@ -37,8 +39,14 @@ def addresses(
             if held is None:
                 own.give_back()
 
-    async def live(request: Request) -> Response:
-        return JSONResponse({"live": True})
+    def values(of: Callable[[Request], object]) -> Endpoint:
+        async def answer(request: Request) -> Response:
+            return JSONResponse(of(request))
+
+        return answer
+
+    def of_model(method: Callable[[str, str], object]) -> Endpoint:
+        return values(lambda request: method(given(request, "name"), given(request, "version")))
 
     async def ready(request: Request) -> Response:
         return JSONResponse({"ready": service.is_ready}, 200 if service.is_ready else 503)
@@ -47,20 +55,6 @@ def addresses(
         name = given(request, "name")
         is_ready = service.is_model_ready(name, given(request, "version"))
         return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 503)
-
-    async def server(request: Request) -> Response:
-        return JSONResponse(service.server_metadata())
-
-    async def model(request: Request) -> Response:
-        return JSONResponse(
-            service.model_metadata(given(request, "name"), given(request, "version"))
-        )
-
-    async def config(request: Request) -> Response:
-        return JSONResponse(service.config(given(request, "name"), given(request, "version")))
-
-    async def statistics(request: Request) -> Response:
-        return JSONResponse(service.statistics(given(request, "name"), given(request, "version")))
 
     async def index(request: Request) -> Response:
         wanted = await object_in(request)
@@ -83,9 +77,6 @@ def addresses(
         await service.unload(given(request, "name"))
         return Response()
 
-    async def region_status(request: Request) -> Response:
-        return JSONResponse(service.region_status(given(request, "region")))
-
     async def register(request: Request) -> Response:
         wanted = await object_in(request)
         key, offset, size = wanted.get("key"), wanted.get("offset", 0), wanted.get("byte_size")
@@ -97,9 +88,6 @@ def addresses(
     async def unregister(request: Request) -> Response:
         service.regions.unregister(given(request, "region"))
         return Response()
-
-    async def no_regions(request: Request) -> Response:
-        return JSONResponse([])
 
     async def no_device_memory(request: Request) -> Response:
         raise Unsupported("CUDA shared memory is not offered; use system shared memory")
@@ -119,39 +107,39 @@ def addresses(
         text = await asyncio.to_thread(metrics.text)
         return Response(text, media_type=metrics.media_type)
 
-    of_model, version = "/v2/models/{name}", "/versions/{version}"
+    server = values(lambda request: service.server_metadata())
+    statistics = of_model(service.statistics)
+    region_status = values(lambda request: service.region_status(given(request, "region")))
+    model, version = "/v2/models/{name}", "/versions/{version}"
     system, cuda = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
     region = "/region/{region}"
     routes = [
         Route("/metrics", measured),
         Route("/v2", server),
         Route("/v2/", server),
-        Route("/v2/health/live", live),
+        Route("/v2/health/live", values(lambda request: {"live": True})),
         Route("/v2/health/ready", ready),
         Route("/v2/models/stats", statistics),
-        *_both(of_model, version, "", model),
-        *_both(of_model, version, "/ready", model_ready),
-        *_both(of_model, version, "/config", config),
-        *_both(of_model, version, "/stats", statistics),
-        *_both(of_model, version, "/infer", nothing, ["POST"]),  # Rest answers POST; others: 405
+        *_both(model, version, "", of_model(service.model_metadata)),
+        *_both(model, version, "/ready", model_ready),
+        *_both(model, version, "/config", of_model(service.config)),
+        *_both(model, version, "/stats", statistics),
+        *_both(model, version, "/infer", nothing, ["POST"]),  # Rest answers POST; others: 405
         Route("/v2/repository/index", index, methods=["POST"]),
         Route("/v2/repository/models/{name}/load", load, methods=["POST"]),
         Route("/v2/repository/models/{name}/unload", unload, methods=["POST"]),
         *_both(system, region, "/status", region_status),
         Route(f"{system}{region}/register", register, methods=["POST"]),
         *_both(system, region, "/unregister", unregister, ["POST"]),
-        *_both(cuda, region, "/status", no_regions),
+        *_both(cuda, region, "/status", values(lambda request: [])),
         Route(f"{cuda}{region}/register", no_device_memory, methods=["POST"]),
         *_both(cuda, region, "/unregister", nothing, ["POST"]),
         Route("/v2/trace/setting", trace, methods=["GET", "POST"]),
-        Route(f"{of_model}/trace/setting", trace, methods=["GET", "POST"]),
+        Route(f"{model}/trace/setting", trace, methods=["GET", "POST"]),
         Route("/v2/logging", logs, methods=["GET", "POST"]),
     ]
     guarded = [_guarded(route) for route in (*routes, *further)]
     return Starlette(routes=guarded, exception_handlers={HTTPException: _not_here})
-
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def _both(

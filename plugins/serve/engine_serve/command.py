@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -95,6 +96,7 @@ _SECONDS = click.FloatRange(0, 86400, min_open=True)
 )
 @click.option(
     "--max-connections",
+    "connections",
     default=1000,
     type=click.IntRange(1),
     help="Connections of REST at once, and calls of gRPC.",
@@ -108,6 +110,7 @@ _SECONDS = click.FloatRange(0, 86400, min_open=True)
 )
 @click.option(
     "--read-timeout",
+    "pause_s",
     default=10.0,
     type=_SECONDS,
     metavar="S",
@@ -116,6 +119,7 @@ _SECONDS = click.FloatRange(0, 86400, min_open=True)
 )
 @click.option(
     "--transfer-timeout",
+    "transfer_s",
     default=120.0,
     type=_SECONDS,
     metavar="S",
@@ -123,6 +127,7 @@ _SECONDS = click.FloatRange(0, 86400, min_open=True)
 )
 @click.option(
     "--keep-alive",
+    "idle_s",
     default=75,
     type=click.IntRange(1, 86400),
     metavar="S",
@@ -130,6 +135,7 @@ _SECONDS = click.FloatRange(0, 86400, min_open=True)
 )
 @click.option(
     "--stream-idle",
+    "stream_idle_s",
     default=3600.0,
     type=_SECONDS,
     metavar="S",
@@ -137,6 +143,7 @@ _SECONDS = click.FloatRange(0, 86400, min_open=True)
 )
 @click.option(
     "--grpc-keepalive",
+    "keepalive_s",
     default=60.0,
     type=_SECONDS,
     metavar="S",
@@ -144,6 +151,7 @@ _SECONDS = click.FloatRange(0, 86400, min_open=True)
 )
 @click.option(
     "--drain",
+    "drain_s",
     default=30.0,
     type=_SECONDS,
     metavar="S",
@@ -161,6 +169,7 @@ _SECONDS = click.FloatRange(0, 86400, min_open=True)
 )
 @click.option(
     "--model-control/--no-model-control",
+    "may_change",
     default=True,
     help="Let clients load and unload models.",
 )
@@ -201,24 +210,17 @@ def serve(
     highest_priority: int,
     max_request_mib: int,
     max_requests_mib: int,
-    max_connections: int,
     grpc_connection_age: float | None,
-    read_timeout: float,
-    transfer_timeout: float,
-    keep_alive: int,
-    stream_idle: float,
-    grpc_keepalive: float,
-    drain: float,
     token_file: str | None,
     tls_cert: str | None,
     tls_key: str | None,
     shared_memory: bool | None,
-    model_control: bool,
     allow_uploads: int,
     poll: float | None,
-    allowed_hosts: tuple[str, ...],
     no_page: bool,
     as_json: bool,
+    may_change: bool,
+    **same: Any,  # of Settings, by its own names
 ) -> None:
     """Serve models by the Open Inference Protocol, over REST and gRPC."""
     if no_http and no_grpc:
@@ -235,21 +237,14 @@ def serve(
         grpc_port=None if no_grpc else grpc_port,
         most_bytes=max_request_mib << 20,
         most_bytes_together=max_requests_mib << 20,
-        pause_s=read_timeout,
-        transfer_s=transfer_timeout,
-        connections=max_connections,
-        idle_s=keep_alive,
-        stream_idle_s=stream_idle,
-        keepalive_s=grpc_keepalive,
         connection_age_s=grpc_connection_age or 0.0,
-        drain_s=drain,
         token=token_of(token_file) if token_file else "",
         certificate=tls_cert or "",
         key=tls_key or "",
         shares_memory=is_local if shared_memory is None else shared_memory,
-        may_change=model_control,
+        may_change=may_change,
         has_page=not no_page,
-        allowed_hosts=allowed_hosts,
+        **same,
     )
     if not is_local and not settings.token:
         _log.warning("whoever reaches %s may use the models; --token-file asks for a token", host)
@@ -264,7 +259,7 @@ def serve(
     )
     running.context()  # a wrong option is refused before anything listens
     uploads = Uploads(allow_uploads << 20)
-    repository = Repository(Sources(models), builder(running), uploads, may_change=model_control)
+    repository = Repository(Sources(models), builder(running), uploads, may_change=may_change)
     run(repository, settings, cancel, poll)
 
 

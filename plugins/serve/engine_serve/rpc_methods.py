@@ -30,34 +30,6 @@ async def model_infer(service: Service, request: Any, context: Any) -> Any:
     )
 
 
-async def _live(service: Service, request: Any, context: Any) -> Any:
-    return {"live": True}
-
-
-async def _ready(service: Service, request: Any, context: Any) -> Any:
-    return {"ready": service.is_ready}
-
-
-async def _model_ready(service: Service, request: Any, context: Any) -> Any:
-    return {"ready": service.is_model_ready(request.name, request.version)}
-
-
-async def _server_metadata(service: Service, request: Any, context: Any) -> Any:
-    return service.server_metadata()
-
-
-async def _model_metadata(service: Service, request: Any, context: Any) -> Any:
-    return service.model_metadata(request.name, request.version)
-
-
-async def _config(service: Service, request: Any, context: Any) -> Any:
-    return {"config": service.config(request.name, request.version)}
-
-
-async def _statistics(service: Service, request: Any, context: Any) -> Any:
-    return service.statistics(request.name, request.version)
-
-
 async def _index(service: Service, request: Any, context: Any) -> Any:
     return {"models": await service.refreshed_index(ready=request.ready)}
 
@@ -70,10 +42,6 @@ async def _load(service: Service, request: Any, context: Any) -> Any:
 async def _unload(service: Service, request: Any, context: Any) -> Any:
     await service.unload(request.model_name)
     return {}
-
-
-async def _region_status(service: Service, request: Any, context: Any) -> Any:
-    return {"regions": {line["name"]: line for line in service.region_status(request.name)}}
 
 
 async def _register(service: Service, request: Any, context: Any) -> Any:
@@ -114,19 +82,30 @@ async def _logs(service: Service, request: Any, context: Any) -> Any:
     return answer
 
 
+def _values(of: Callable[[Service, Any], Any]) -> Method:
+    """Return a method that answers with plain values, at once. of: from a service and a request."""
+
+    async def answer(service: Service, request: Any, context: Any) -> Any:
+        return of(service, request)
+
+    return answer
+
+
 METHODS: Mapping[str, Method] = {
-    "ServerLive": _live,
-    "ServerReady": _ready,
-    "ModelReady": _model_ready,
-    "ServerMetadata": _server_metadata,
-    "ModelMetadata": _model_metadata,
+    "ServerLive": _values(lambda service, _: {"live": True}),
+    "ServerReady": _values(lambda service, _: {"ready": service.is_ready}),
+    "ModelReady": _values(lambda s, asked: {"ready": s.is_model_ready(asked.name, asked.version)}),
+    "ServerMetadata": _values(lambda service, _: service.server_metadata()),
+    "ModelMetadata": _values(lambda s, asked: s.model_metadata(asked.name, asked.version)),
     "ModelInfer": model_infer,
-    "ModelConfig": _config,
-    "ModelStatistics": _statistics,
+    "ModelConfig": _values(lambda s, asked: {"config": s.config(asked.name, asked.version)}),
+    "ModelStatistics": _values(lambda s, asked: s.statistics(asked.name, asked.version)),
     "RepositoryIndex": _index,
     "RepositoryModelLoad": _load,
     "RepositoryModelUnload": _unload,
-    "SystemSharedMemoryStatus": _region_status,
+    "SystemSharedMemoryStatus": _values(
+        lambda s, asked: {"regions": {line["name"]: line for line in s.region_status(asked.name)}}
+    ),
     "SystemSharedMemoryRegister": _register,
     "SystemSharedMemoryUnregister": _unregister,
     "CudaSharedMemoryStatus": _nothing,

@@ -11,9 +11,9 @@ from onnx import TensorProto, defs, helper
 from engine.errors import ModelError
 from engine.formats import open_source
 from engine.types import GraphInfo, ModelSource
-from engine_cpu import known_issues, node_rules, prescreen, suspicion, trees
-from engine_cpu.load import suspicion_of
-from engine_cpu.suspicion import Suspicion, is_plain
+from engine_cpu import known_issues, node_rules, prescreen, risk, trees
+from engine_cpu.load import risk_of
+from engine_cpu.risk import Risk, is_plain
 
 node = helper.make_node
 
@@ -36,23 +36,21 @@ def graph_of(folder: Path, *nodes: onnx.NodeProto, domain: str = "") -> GraphInf
 
 
 def test_no_operator_that_is_looked_at_closely_is_plain() -> None:
-    closely = known_issues.OPERATORS | trees.OPERATORS | suspicion.NESTS | {*node_rules.SCALARS}
-    assert closely <= suspicion.OPERATORS, (
-        f"add {sorted(closely - suspicion.OPERATORS)} to suspicion.OPERATORS"
-    )
+    closely = known_issues.OPERATORS | trees.OPERATORS | risk.NESTS | {*node_rules.SCALARS}
+    assert closely <= risk.OPERATORS, f"add {sorted(closely - risk.OPERATORS)} to risk.OPERATORS"
     # Else prescreen.py stops at operators that node_rules.py has a rule of.
-    assert prescreen._SPECIAL - suspicion.OPERATORS <= node_rules.OPERATORS
-    assert node_rules.OPERATORS == suspicion.RULED
+    assert prescreen._SPECIAL - risk.OPERATORS <= node_rules.OPERATORS
+    assert node_rules.OPERATORS == risk.RULED
 
 
 def test_what_holds_other_nodes_is_not_plain() -> None:
     nesting = {
         schema.name
         for schema in defs.get_all_schemas()
-        if schema.domain in suspicion._DOMAINS
+        if schema.domain in risk._DOMAINS
         and any(a.type == defs.OpSchema.AttrType.GRAPH for a in schema.attributes.values())
     }
-    assert nesting <= suspicion.OPERATORS
+    assert nesting <= risk.OPERATORS
 
 
 @pytest.mark.parametrize(
@@ -67,7 +65,7 @@ def test_plain_models_are_not_looked_at(
     tmp_path: Path, nodes: list[onnx.NodeProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prescreen, "prescreen", None)  # calling it would raise TypeError
-    assert suspicion_of(source_of(tmp_path, *nodes)) is Suspicion.NONE
+    assert risk_of(source_of(tmp_path, *nodes)) is Risk.NONE
 
 
 @pytest.mark.parametrize(
@@ -95,4 +93,4 @@ def test_a_domain_of_somebody_s_own_may_be_a_function_s(tmp_path: Path) -> None:
 
 def test_a_breach_is_refused_as_the_look_says_it(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"attribute 'group' is 0, expected 1\.\."):
-        suspicion_of(source_of(tmp_path, node("Conv", ["x", "x"], ["z"], group=0)))
+        risk_of(source_of(tmp_path, node("Conv", ["x", "x"], ["z"], group=0)))

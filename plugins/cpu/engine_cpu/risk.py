@@ -1,4 +1,4 @@
-"""Test for models that need prescreen.py: most need none, and then load.py does not import it."""
+"""Risk of a model. Most models have none, and load.py then does not import prescreen.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Container
 from engine.types import GraphInfo
 
 
-class Suspicion(enum.IntEnum):
-    """Trouble of a model. FATAL: a kernel that could end the process, even while it loads."""
+class Risk(enum.IntEnum):
+    """Risk of running a model. FATAL: a kernel that could end the process, even while it loads."""
 
     NONE = 0
     WRONG = 1
