@@ -424,7 +424,7 @@ def _prepared_figure(path: Path) -> Figure:
             "--plot-file",
             f"expected a file name ending in {', '.join(SUFFIXES)}, got {str(path)!r}",
         )
-    figure = new_figure()
+    figure = new_figure(or_else=", or use --plot for one in the terminal")
     require_place(path)
     return figure
 

@@ -40,9 +40,8 @@ def compare(
         ("--threads", len(sweep.host_threads) > 1),
     ):
         if is_given:
-            raise misuse(
-                option, "models that are compared or saved are run one at a time; leave it out"
-            )
+            wanted = "a comparison, or a run to save, makes one run at a time"
+            raise misuse(option, f"{wanted}; leave it out: --duration gives the longest time")
     if held and not setups:
         raise misuse("--save, --against", "a model on a server depends on more than is saved")
     if held and len(setups) > 1:

@@ -61,14 +61,14 @@ def bar(count: int, most: int, width: int) -> str:
     return "█" * whole + " ▏▎▍▌▋▊▉"[rest].strip()
 
 
-def new_figure() -> Figure:
-    """Return an empty figure; raise ImportError with the fix where matplotlib is missing."""
+def new_figure(*, or_else: str = "") -> Figure:
+    """Return an empty figure; without matplotlib, raise ImportError with the fix and `or_else`."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
             f"a plot in a file needs matplotlib ({error}); "
-            'run: pip install "inference-engine[plot]", or use --plot for one in the terminal'
+            f'run: pip install "inference-engine[plot]"{or_else}'
         ) from error
     return Figure(figsize=(8, 4.5), layout="constrained")
 

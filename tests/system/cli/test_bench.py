@@ -453,5 +453,5 @@ def test_without_matplotlib_a_plot_file_is_refused_before_anything_is_measured(c
     monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
     done = cli("bench", "absent.onnx", "--plot-file", "p.png").fails("[plot]", out="")
     assert done.err.startswith("error: a plot in a file needs matplotlib")
-    assert 'run: pip install "inference-engine[plot]"' in done.err
+    assert 'run: pip install "inference-engine[plot]", or use --plot for one in the' in done.err
     assert done.err.count("\n") == 1

@@ -91,10 +91,13 @@ def test_targets_and_configs_are_compared_when_given_twice(cli, null, tmp_path):
     [
         (("--versus", "a.b=1", "--target", "cpu", "--target", "null"), "differ in one of these"),
         (("--target", "cpu", "--target", "cpu"), "got one of them twice"),
-        (("--versus", "a.b=1", "--runs", 3), "--runs: models that are compared or saved are run"),
+        (
+            ("--versus", "a.b=1", "--runs", 3),
+            "--runs: a comparison, or a run to save, makes one run at a time; leave it out: ",
+        ),
         (
             ("--versus", "a.b=1", "--clients", "2"),
-            "--clients: models that are compared or saved are run",
+            "--clients: a comparison, or a run to save",
         ),
         (("--versus", "a.b=1", "--plot"), "a comparison is drawn by --plot-file"),
         (("--versus", "a.b=1", "--save", "r.json"), "--save, --against: are for one model"),

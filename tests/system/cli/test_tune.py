@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -192,3 +193,10 @@ def test_standard_input_is_not_read(cli):
 def test_what_cannot_be_is_an_error_of_one_line(cli, tmp_path, options, said):
     done = cli("tune", models.affine(tmp_path), *options).fails(said, 1, out="")
     assert len(done.err.splitlines()) == 1
+
+
+def test_without_matplotlib_the_fix_for_a_plot_names_no_option_of_another_command(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
+    done = cli("tune", "absent.onnx", "--plot", "p.png").fails('"inference-engine[plot]"', out="")
+    assert "use --plot" not in done.err  # it is a file here, and no plot in the terminal
