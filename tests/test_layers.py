@@ -67,6 +67,10 @@ PLUGIN_FILES = sorted(
 )
 
 
+# The fields of a statement that hold statements.
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+
+
 @cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
@@ -92,12 +96,12 @@ def imported_names(tree: ast.AST, for_type_checkers: bool) -> Iterator[str]:
     elif isinstance(tree, ast.ImportFrom):
         assert tree.level == 0, "a relative import"
         yield from (f"{tree.module}.{alias.name}" for alias in tree.names)
-    elif (
-        for_type_checkers
-        or not isinstance(tree, ast.If)
-        or ast.unparse(tree.test) != "TYPE_CHECKING"
+    elif for_type_checkers or not (
+        isinstance(tree, ast.If)
+        and isinstance(tree.test, ast.Name)
+        and tree.test.id == "TYPE_CHECKING"
     ):
-        for part_of_it in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for part_of_it in BLOCKS:
             for statement in getattr(tree, part_of_it, ()):
                 yield from imported_names(statement, for_type_checkers)
 

@@ -127,7 +127,7 @@ def test_threads_go_on_while_the_model_is_built_for_other_sizes(built):
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for size in (4, 8) * 10:
+    for size in (4, 8) * 4:
         model.resize(model.get_inputs(), [[1, 1, size, size]])
         before = counts[size]
         deadline = time.monotonic() + 10
@@ -137,7 +137,7 @@ def test_threads_go_on_while_the_model_is_built_for_other_sizes(built):
     for thread in threads:
         thread.join()
     assert not errors
-    assert min(counts.values()) > 9
+    assert min(counts.values()) > 3
     pool = model_state(model).plan.pool  # type: ignore[union-attr]
     model.close()
     assert pool.open_count == 0

@@ -195,7 +195,7 @@ class TestIt(BackendConformance):
     option = "delay_s"
     gaps = {
         "test_a_scalar_stays_a_scalar": "it has no scalars",
-        "test_a_predict_stops_at_its_deadline": "it once did not",
+        "test_an_unknown_option_is_named": "it once was not",
     }
     crashes = {"test_a_scalar_buffer_is_filled": "it reads dims[0]"}
 
@@ -204,15 +204,15 @@ class TestIt(BackendConformance):
 """,
     )
     report = check.check(
-        name, expression=f"{SCALARS} or stops_at_its_deadline or misspelt or own or test_gaps"
+        name, expression=f"{SCALARS} or unknown_option_is_named or misspelt or own or test_gaps"
     )
     assert result(report, SCALAR).reason == "it has no scalars"
     found = outcomes(report)
     assert found[SCALAR] is Outcome.GAP
     assert found["test_a_scalar_buffer_is_filled"] is Outcome.GAP
     assert result(report, "test_a_scalar_buffer_is_filled").reason == "not run: it reads dims[0]"
-    assert found["test_a_predict_stops_at_its_deadline"] is Outcome.FAILED  # the gap is closed
-    assert "it once did not" in result(report, "test_a_predict_stops_at_its_deadline").reason
+    assert found["test_an_unknown_option_is_named"] is Outcome.FAILED  # the gap is closed
+    assert "once was not" in result(report, "test_an_unknown_option_is_named").reason
     assert found["test_a_misspelt_option_is_told_the_right_one"] is Outcome.PASSED
     assert result(report, "test_something_of_its_own").level == "kit_of_modest"
 

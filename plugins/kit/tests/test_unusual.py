@@ -28,6 +28,22 @@ for name in unusual.TESTS:
     )
 """
 
+MEASURED = {
+    "test_a_first_predict_that_compiles_can_be_cancelled",
+    "test_a_model_uses_the_threads_it_is_given",
+    "test_a_predict_is_cancelled_by_another_thread",
+    "test_a_predict_stops_at_its_deadline",
+    "test_a_predict_that_was_stopped_goes_on_nowhere",
+    "test_a_resident_output_costs_no_more_than_one_on_the_host",
+    "test_the_reference_is_not_fifteen_times_faster",
+}
+"""Tests that take seconds, as they measure: they run with all of the kit, which is slow."""
+
+QUICK = {
+    name: tuple(test for test in tests if test not in MEASURED)
+    for name, tests in unusual.TESTS.items()
+}
+
 Failures = dict[str, dict[str, str]]
 """By backend, the tests that failed, and why."""
 
@@ -67,10 +83,10 @@ def run_kit(folder: Path, tests: dict[str, tuple[str, ...]]) -> Failures:
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> Failures:
-    return run_kit(tmp_path_factory.mktemp("unusual"), unusual.TESTS)
+    return run_kit(tmp_path_factory.mktemp("unusual"), QUICK)
 
 
-@pytest.mark.parametrize("name", unusual.TESTS)
+@pytest.mark.parametrize("name", QUICK)
 def test_an_unusual_backend_passes_what_is_hard_for_it(name: str, failures: Failures) -> None:
     assert failures[name] == {}
 
@@ -83,4 +99,5 @@ def test_an_unusual_backend_passes_the_whole_kit(name: str, tmp_path: Path) -> N
 
 def test_what_is_hard_for_an_unusual_backend_is_of_the_kit() -> None:
     known = {name for name in dir(BackendConformance) if name.startswith("test_")}
-    assert {test for tests in unusual.TESTS.values() for test in tests} <= known
+    assert {test for tests in unusual.TESTS.values() for test in tests} | MEASURED <= known
+    assert all(QUICK.values()), "() would be all of the kit"
