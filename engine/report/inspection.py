@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from engine.model.model import model_state
 from engine.model.shortcut import load
+from engine.report.files import require_model
 from engine.report.summary import CompiledPart, ModelSummary, Operator, file_size, of_graph, placed
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def inspect(
 
     found = given(model)
     if isinstance(found, str):
+        require_model(found, "engine.inspect")
         path, file = found, ModelFile(found)
     else:
         path, file = "", ModelFile.of_bytes(found)

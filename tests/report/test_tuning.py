@@ -393,6 +393,12 @@ def test_a_configuration_of_another_place_is_refused_by_all_who_take_it(
 ) -> None:
     given.of["other"] = [0.5]
     other = changed(tune().path, key, value)
+    with pytest.raises((SettingError, engine.BackendError), match=re.escape(f"{other}: ")):
+        engine.load(path, config=other)
+    context = Context()
+    context.parallel.config_path = other
+    with pytest.raises((SettingError, engine.BackendError), match=re.escape(f"{other}: ")):
+        ModelParallelRunner().build_from_file(str(path), context)
     with pytest.raises((SettingError, engine.BackendError), match=re.escape(why)):
         engine.load(path, config=other)
     with pytest.raises((SettingError, engine.BackendError), match=re.escape(why)):
@@ -548,7 +554,7 @@ WRONG_USE: list[tuple[Mapping[str, Any], type[Exception], str]] = [
     ({"out": "/no/such/folder/t.ini"}, ValueError, "is in no folder that can be written to"),
     ({"out": "/"}, ValueError, "is a folder"),
     ({"out": "m.onnx"}, ValueError, "'m.onnx' is a model; name a configuration"),
-    ({"config": "/no/such.ini"}, FileNotFoundError, "config_path does not exist"),
+    ({"config": "/no/such.ini"}, FileNotFoundError, "engine.tune failed, config does not exist!"),
     ({"config": {"cpu": 1}}, TypeError, "config must be a dict of sections"),
     ({"shapes": {"no": [1]}}, InputError, "the model has no input 'no'; it has x"),
     ({"shapes": {"x": [7, 9]}}, InputError, "shapes: input 'x' is float32[batch, 3], got [7, 9]"),

@@ -21,6 +21,7 @@ from engine.report.explanation.node import ExplainedNode
 from engine.report.explanation.roof import Roof, measured
 from engine.report.explanation.times import NOT_COMPUTED, timed
 from engine.report.explanation.traffic import moved
+from engine.report.files import require_model
 from engine.report.filled import Fill, run_filled
 from engine.report.measurement import ranks_of
 from engine.runtime.fitting import values
@@ -67,6 +68,8 @@ def explain(
     from engine.formats.given import given
 
     found = given(model)
+    if isinstance(found, str):
+        require_model(found, "engine.explain")
     file = ModelFile(found) if isinstance(found, str) else ModelFile.of_bytes(found)
     file.unlock(dec_key, dec_mode)
     with load(found, target, dec_key=dec_key, dec_mode=dec_mode) as built:

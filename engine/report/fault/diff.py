@@ -17,7 +17,7 @@ from engine.model import Model
 from engine.model.build import from_model_file
 from engine.model.model import model_state
 from engine.model.shortcut import load
-from engine.report.comparison import naming, run_both, targets_of
+from engine.report.comparison import naming, require_sides, run_both, targets_of
 from engine.report.differences import Comparison, compare_outputs
 from engine.report.fault.blame import Blame
 from engine.report.fault.found import Diff
@@ -25,6 +25,7 @@ from engine.report.fault.ranks import together
 from engine.report.fault.reproducer import require_place, write
 from engine.report.fault.search import Search
 from engine.report.fault.sides import Sections, Side, Values, settled
+from engine.report.files import require_config
 from engine.types import Progress
 from engine.weights.compile_cache import without_cache
 
@@ -65,6 +66,7 @@ def diff(
     """
     one, other = targets_of(targets, b is None)
     path_b = a if b is None else b
+    require_sides(a, path_b, "engine.diff")
     joined = together(a, path_b)
     model_a, model_b = joined.a or a, joined.b or path_b
     openers = _Opener(one, configs[0]), _Opener(other, configs[1])
@@ -115,9 +117,10 @@ class _Opener:
         path, sections = "", {}
         if isinstance(config, str | os.PathLike):
             path = os.fspath(config)
+            require_config(path, "engine.diff")
         elif config is not None:
             sections = sections_of("config", config)
-        self._config: Sections = configuration(path, sections, "diff")
+        self._config: Sections = configuration(path, sections, "engine.diff")
 
     def settle(self, whole: ModelFile) -> Callable[[ModelFile], Model]:
         """Return what builds parts of this model, for which a tuned configuration counts."""

@@ -7,13 +7,16 @@ refused: it may be slower than the default, or less exact.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.backends import find_target
 from engine.config.text import did_you_mean
+from engine.config.wording import translated
+from engine.errors import BackendError
 from engine.options import is_declared
 from engine.plan import BuildOptions
 from engine.plan.targets import is_auto
@@ -44,9 +47,22 @@ def accepted(file: ModelFile, context: Context, config: Sections) -> tuple[Conte
     tuned = config[SECTION]
     settled_context = settled(context, tuned)
     rest = {name: keys for name, keys in config.items() if name != SECTION}
-    for name, now in fingerprint(file(), BuildOptions(settled_context, config)).items():
-        _require_same(tuned, name, now)
+    source = file()
+    with naming_file(tuned):
+        for name, now in fingerprint(source, BuildOptions(settled_context, config)).items():
+            _require_same(tuned, name, now)
     return settled_context, rest
+
+
+@contextmanager
+def naming_file(tuned: Mapping[str, str]) -> Iterator[None]:
+    """Name the section's file in a refusal that comes out of the block."""
+    try:
+        yield
+    except (ValueError, BackendError) as error:
+        if path := tuned.get("read_from", ""):
+            translated(error, lambda text: f"{path}: {text}")
+        raise
 
 
 def fingerprint(source: ModelSource, options: BuildOptions) -> dict[str, str]:
@@ -108,9 +124,15 @@ def settled(context: Context, tuned: Mapping[str, str]) -> Context:
     Threads and workers that the user has set stay. Raises ValueError for another target than cpu,
     auto or those of the section, and for a key that cannot be read.
     """
+    with naming_file(tuned):
+        return _settled(context, tuned)
+
+
+def _settled(context: Context, tuned: Mapping[str, str]) -> Context:
     for key in tuned:
         if not is_declared(key, KEYS):
-            hint = did_you_mean(key, KEYS) or f"known: {', '.join(KEYS)}"
+            known = KEYS[: KEYS.index("read_from")]
+            hint = did_you_mean(key, known) or f"known: {', '.join(known)}"
             raise ValueError(f"[{SECTION}] {key} is unknown; {hint}")
     targets, default = _names(tuned, "target"), _names(tuned, "default")
     is_open = context.target == ["cpu"] or is_auto(context.target)

@@ -24,7 +24,7 @@ from engine.context import Context
 from engine.errors import InputError, ModelError
 from engine.formats import ModelFile
 from engine.formats.files import SUFFIXES
-from engine.formats.given import absent, found
+from engine.formats.given import found
 from engine.model.build import configuration_of
 from engine.plan import BuildOptions
 from engine.plan.targets import default_target
@@ -35,6 +35,7 @@ from engine.report.choice.contest import Outcome
 from engine.report.choice.evidence import Evidence, Setup, Trial
 from engine.report.choice.limits import Limits
 from engine.report.choice.setups import applied
+from engine.report.files import require_config, require_model
 from engine.report.tuning import config_file
 from engine.report.tuning.forms import Forms
 from engine.report.tuning.goal import Goal
@@ -274,8 +275,7 @@ def _path_of(model: str | os.PathLike[str]) -> str:
     if not isinstance(model, str | os.PathLike):
         raise TypeError(f"model must be the path of a file, but got {type(model)}.")
     path = os.fspath(found(os.fspath(model)))
-    if not os.path.isfile(path):
-        raise absent(path, "engine.tune failed, there is no file ")
+    require_model(path, "engine.tune")
     return path
 
 
@@ -302,6 +302,7 @@ def _config(config: str | os.PathLike[str] | Mapping[str, Mapping[str, Any]] | N
     path = ""
     if isinstance(config, str | os.PathLike):
         path = os.fspath(config)
+        require_config(path, "engine.tune")
     elif config is not None:
         from engine.config.sections import sections_of
 
