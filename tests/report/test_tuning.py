@@ -343,8 +343,11 @@ def test_the_file_shows_people_what_was_tried(given: Given, tune: Tune) -> None:
     found = tune()
     comments = [line for line in Path(found.path).read_text().splitlines() if line[:1] == "#"]
     assert any("other,base" in line and "0.500 (0.500 to 0.500)" in line for line in comments)
+    [chosen] = [line for line in comments if "(chosen)" in line]
+    assert re.match(r"# +other,base \(chosen\) ", chosen)
     page = " ".join(ElementTree.fromstring(found._repr_html_()).itertext())
     assert "0.500 (0.500 to 0.500)" in page
+    assert page.count("other,base (chosen)") == page.count("(chosen)") == 1
 
 
 def test_an_earlier_tuning_is_no_part_of_the_next(given: Given, tune: Tune, tmp_path: Path) -> None:

@@ -151,6 +151,10 @@ def words_of(
             for key, value in keys.items()
         )
         words += [word for setting in settings for word in (f"--set-{side}", setting)]
+        if context.cpu.thread_num:
+            words += [f"--threads-{side}", str(context.cpu.thread_num)]
+    if number := recipes[0][0].gpu.device_id:
+        words += ["--device-id", str(number)]
     for name, tolerance in (("--rtol", rtol), ("--atol", atol)):
         words += [] if tolerance is None else [name, f"{float(tolerance)!r}"]
     return words

@@ -20,16 +20,15 @@ from engine.errors import BackendError
 from engine.options import is_declared
 from engine.plan import BuildOptions
 from engine.plan.targets import is_auto
-from engine.report.choice.keeping import circumstances
+from engine.report.choice.keeping import circumstances, devices
 from engine.report.tuning.config_file import KEYS, SECTION
-from engine.types import CompileOptions, ModelSource
+from engine.types import ModelSource
 from engine.weights.compile_cache import CompileCache, Mode
 from engine.weights.digests import Digests
-from engine.weights.identity import key_of, model_digest
+from engine.weights.identity import model_digest
 from engine.weights.location import CacheUnusable
 
 if TYPE_CHECKING:
-    from engine.backends import Target
     from engine.context import Context
     from engine.formats import ModelFile
 
@@ -75,28 +74,8 @@ def fingerprint(source: ModelSource, options: BuildOptions) -> dict[str, str]:
     return {
         "model": _digest_of(source, options.config),
         **circumstances(_backends(targets)),
-        **{f"device {target.backend}": _devices_of(source, target, options)
-           for target in map(find_target, targets) if target.device_type != "cpu"},
-    }  # fmt: skip
-
-
-def _devices_of(source: ModelSource, target: Target, options: BuildOptions) -> str:
-    """Return the kinds of a target's devices: their names, and all that compiled forms depend on.
-
-    That has the versions of the device's driver and runtime.
-    """
-    backend = options.opened(target.backend)
-    asked = options.of(backend, target, source)
-    kinds = []
-    for device in asked.devices or (asked.device,):
-        found = backend.present.get(device)
-        kind = str(device) if found is None else found.name
-        if backend.has("engine_compiled_key"):
-            key = key_of(backend, CompileOptions(device=device))
-            facts = ", ".join(f"{name} {text}" for name, text in sorted(key.items()) if text)
-            kind += f" ({facts})"
-        kinds.append(kind)
-    return "; ".join(dict.fromkeys(kinds))
+        **devices(source, options),
+    }
 
 
 _WHAT = {"core": "version of inference-engine", "machine": "machine", "model": "model"}

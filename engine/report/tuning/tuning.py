@@ -69,7 +69,7 @@ class Tuning:
     @property
     def gain(self) -> float:
         """Return the default's time per request over that of the choice: 1.0 for the default."""
-        [chosen] = [t for t in self.evidence.trials if t.setup == self.evidence.chosen]
+        [chosen] = filter(self.is_chosen, self.evidence.trials)
         return 1.0 if chosen.ratio is None else 1 / chosen.ratio
 
     @property
@@ -87,15 +87,24 @@ class Tuning:
         """Return what was measured, the fastest first, then what could not be chosen."""
         return sorted(self.evidence.trials, key=lambda trial: (bool(trial.why_not), _ratio(trial)))
 
+    def is_chosen(self, trial: Trial) -> bool:
+        """Return whether a trial is of the chosen setup."""
+        return trial.setup == self.evidence.chosen
+
+    def cells(self, trial: Trial) -> list[str]:
+        """Return a trial as the cells of a row; see `COLUMNS`. The chosen setup is marked."""
+        first, *rest = cells(trial)
+        return [f"{first} {CHOSEN}" if self.is_chosen(trial) else first, *rest]
+
     def __repr__(self) -> str:
         return str(self)  # what a prompt shows
 
     def _repr_html_(self) -> str:
-        rows = [COLUMNS, *map(cells, self.rows())]
+        rows = [COLUMNS, *map(self.cells, self.rows())]
         return html_tables(f"{self.goal}: {self.evidence.reason}", [(self.path, rows)])
 
     def __str__(self) -> str:
-        rows = [cells(trial) for trial in self.rows()]
+        rows = [self.cells(trial) for trial in self.rows()]
         short = [[*row[:-1], shorten(row[-1], _WHY_CHARS, placeholder=" ...")] for row in rows]
         return "\n".join([f"{self.goal}: {self.evidence.reason}", *aligned([COLUMNS, *short])])
 
@@ -118,6 +127,7 @@ def cells(trial: Trial) -> list[str]:
     return [str(trial.setup), *numbers, error, trial.why_not]
 
 
+CHOSEN = "(chosen)"
 COLUMNS = ("setup", "ratio", "p50", "p99", "requests/s", "memory", "error", "why not")
 
 
