@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -264,6 +265,41 @@ def test_a_setup_is_not_begun_without_time_to_build_it(
     assert found["heavy,base"].ratio is not None
     later = found["heavy,base threads=1"]
     assert later.why_not == "no time was left to try it"
+
+
+SLOW_TO_BUILD = """
+import time
+
+@hookimpl
+def engine_compile(loaded, options):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        options.cancel.check()
+        time.sleep(0.01)
+    return loaded.compile(options)
+"""
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_a_build_that_takes_longer_than_the_time_for_trying_is_cancelled(
+    given: Given, install: Install, tune: Tune, clients: int
+) -> None:
+    install("heavy", extra=SLOW_TO_BUILD)
+    given.of["heavy"] = [0.1]
+    found = tune(targets=["base", "heavy"], budget_s=8, clients=clients, cancel=CancelToken())
+    assert str(found.evidence.chosen) == "base"
+    why_not = trials(found)["heavy,base"].why_not
+    assert why_not.endswith("the time for trying was over while it was built")
+
+
+def test_the_users_cancel_ends_a_build(given: Given, install: Install, tune: Tune) -> None:
+    install("heavy", extra=SLOW_TO_BUILD)
+    token = CancelToken()
+    timer = threading.Timer(0.5, token.cancel)
+    timer.start()
+    with pytest.raises(Cancelled):
+        tune(targets=["base", "heavy"], cancel=token)
+    timer.join()
 
 
 def test_several_clients_are_served_by_runners(given: Given, tune: Tune, path: Path) -> None:
