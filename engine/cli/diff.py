@@ -144,8 +144,12 @@ def _words(asked: Asked, hows: tuple[BuildOptions, BuildOptions]) -> list[str]:
         words += [word for value in values for word in (name, value)]
     if how.device_id:
         words += ["--device-id", str(how.device_id)]
-    if how.threads:
-        words += ["--threads", str(how.threads)]
+    for name, number in (
+        ("--threads", how.threads or None),
+        ("--threads-a", asked.sides.threads_a),
+        ("--threads-b", asked.sides.threads_b),
+    ):
+        words += [] if number is None else [name, str(number)]
     if how.config is not None:
         words += ["--config", str(how.config.absolute())]
     for name, tolerance in (("--rtol", asked.rtol), ("--atol", asked.atol)):

@@ -30,7 +30,8 @@ States:
   broken         it fails to import, is not what its group expects, or crashed
   incompatible   it was made for another version of this package
   disabled       ENGINE_DISABLED_BACKENDS names it
-  not installed  no installed distribution offers it"""
+  not installed  no installed distribution offers it, or what it needs is not
+                 installed; the reason says which"""
 
 
 _OF_THE_KIT = {

@@ -28,7 +28,7 @@ from engine.cli.build import (
     set_target,
     timed,
 )
-from engine.cli.commands import Argument, ModelPath, bundle
+from engine.cli.commands import Argument, Integer, ModelPath, bundle
 from engine.cli.completion import set_keys, targets
 from engine.cli.example import model_or_example
 from engine.cli.hints import misuse
@@ -71,13 +71,20 @@ class Sides:
     b: str | None
     settings_a: tuple[str, ...]
     settings_b: tuple[str, ...]
+    threads_a: int | None
+    threads_b: int | None
 
     def options(self, how: BuildOptions, is_two_files: bool) -> tuple[BuildOptions, BuildOptions]:
         """Return how to build either side, from what both have."""
         b = self.b or ("cpu" if is_two_files else "reference")
+
+        def own(target: str, settings: tuple[str, ...], threads: int | None) -> BuildOptions:
+            threads = how.threads if threads is None else threads
+            return replace(how, target=target, settings=(*how.settings, *settings), threads=threads)
+
         return (
-            replace(how, target=self.a, settings=(*how.settings, *self.settings_a)),
-            replace(how, target=b, settings=(*how.settings, *self.settings_b)),
+            own(self.a, self.settings_a, self.threads_a),
+            own(b, self.settings_b, self.threads_b),
         )
 
 
@@ -112,6 +119,15 @@ def _settings(name: str, side: str) -> Any:
         metavar="SEC.KEY=VALUE",
         help=f"One setting for {side} alone. May be repeated.",
         shell_complete=set_keys,
+    )
+
+
+def _threads(side: str) -> Any:
+    return click.option(
+        f"--threads-{side}",
+        type=Integer(0),
+        metavar="N",
+        help=f"Host threads of {side} alone.  [default: --threads]",
     )
 
 
@@ -171,6 +187,8 @@ of_two_sides = bundle(
         ),
         _settings("settings_a", "a"),
         _settings("settings_b", "b"),
+        _threads("a"),
+        _threads("b"),
     ),
     click.option(
         "--rtol", type=float, metavar="X", help="Relative error that is within; see below."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,7 +29,7 @@ from engine.cli.output import as_json, fields, line, note, plain, table
 from engine.cli.progress import progress
 from engine.config.reader import configuration
 from engine.report.choice.setups import usable
-from engine.report.tuning.tuning import BUDGET_S, COLUMNS, Tuning, cells
+from engine.report.tuning.tuning import BUDGET_S, CHOSEN, COLUMNS, Tuning
 from engine.report.tuning.tuning import tune as find
 from engine.types import CancelToken
 
@@ -175,7 +175,7 @@ def tune(
                 "goal": found.goal,
                 "gain": found.gain,
                 "frontier": [str(trial.setup) for trial in found.frontier],
-                **found.evidence.to_json(),
+                **_evidence(found),
             }
         )
     else:
@@ -185,6 +185,14 @@ def tune(
         with written_whole(plot) as file:
             figure.savefig(file, format=plot.suffix[1:])
         note(f"plot written to {plain(str(plot))}")
+
+
+def _evidence(found: Tuning) -> dict[str, Any]:
+    """Return the evidence for JSON, with a mark at the chosen setup."""
+    said = found.evidence.to_json()
+    for trial, facts in zip(found.evidence.trials, said["trials"], strict=True):
+        facts["is_chosen"] = found.is_chosen(trial)
+    return said
 
 
 def _show(found: Tuning) -> None:
@@ -199,7 +207,7 @@ def _show(found: Tuning) -> None:
     )
     numbers = range(2, 7)
     heads = [f">{name}" if place in numbers else name for place, name in enumerate(COLUMNS)]
-    table("Tried", heads, [cells(trial) for trial in found.rows()])
+    table("Tried", heads, [found.cells(trial) for trial in found.rows()])
     line()
     line(f"engine run {plain(found.model)} --config {plain(found.path)}")
 
@@ -211,7 +219,7 @@ def draw(figure: Figure, found: Tuning) -> None:
     for number, trial in enumerate(found.rows(), 1):
         if (measured := trial.figures) is None:
             continue
-        marker = "*" if trial.setup == found.evidence.chosen else "o"
+        marker, mark = ("*", f" {CHOSEN}") if found.is_chosen(trial) else ("o", "")
         error = max(trial.error or 0.0, _LEAST_ERROR)
         is_best = trial in found.frontier
         for axes, x, y in (
@@ -222,7 +230,7 @@ def draw(figure: Figure, found: Tuning) -> None:
             axes.annotate(f"  {number}", (x, y))
             if is_best:
                 axes.plot(x, y, "o", color="gray", fillstyle="none", markersize=15)
-        lines.append((drawn, plain(f"{number} {trial.setup}")))
+        lines.append((drawn, plain(f"{number} {trial.setup}{mark}")))
     for axes in (speed, cost):
         axes.margins(0.15)
         axes.locator_params(axis="x", nbins=4)  # more labels would overlap

@@ -35,6 +35,8 @@ def configuration(path: str, over: object, caller: str) -> Config:
     if path and not os.path.exists(path):
         raise ModelNotFound(f"{caller} failed, config_path does not exist! got {path!r}", path)
     config = read_config(path) if path else {}
+    if "tuned" in config:
+        config["tuned"]["read_from"] = path  # for messages: a build gets sections alone
     if not over:
         return config
     over = _sectioned(over)
@@ -45,8 +47,11 @@ def configuration(path: str, over: object, caller: str) -> Config:
                 f"{list(keys)}"
             )
             raise prefixed(error, "update configuration failed! Error is ")
-        if section == "tuned" and config.get(section, keys) != keys:
-            error = ModelError("the file and the dict each have a section [tuned]; leave one out")
+        if section == "tuned" and config.get(section, keys) not in (
+            keys,
+            {**keys, "read_from": path},
+        ):
+            error = ModelError(f"{path} and the dict each have a section [tuned]; leave one out")
             raise prefixed(error, "update configuration failed! Error is ")
         config[section] = {**config.get(section, {}), **keys}
     return config

@@ -12,9 +12,11 @@ import numpy as np
 
 from engine.config.wording import own_text, reworded
 from engine.errors import EngineError, InputError
+from engine.formats.given import found
 from engine.model import Model
 from engine.model.shortcut import load
 from engine.report.differences import Comparison, compare_outputs
+from engine.report.files import require_model
 from engine.report.filled import Fill, run_filled
 from engine.report.inspection import of_file
 from engine.report.measurement import ranks_of
@@ -64,6 +66,7 @@ def compare(
     if b is None and isinstance(a, Model):
         raise TypeError("give b: a built model has one target only, and None means its file again")
     one, other = targets_of(targets, b is None)
+    require_sides(a, a if b is None else b, "engine.compare")
     ran = run_both(
         (a, lambda: _opened(a, one)),
         (b, lambda: _opened(a if b is None else b, other)),
@@ -81,6 +84,15 @@ def targets_of(targets: tuple[str, str] | None, is_one_file: bool) -> tuple[str,
     if not isinstance(both, tuple | list) or len(both) != 2:
         raise TypeError(f"targets must be two, as ('cpu', 'reference'), but got {targets!r}")
     return both
+
+
+def require_sides(a: Given, b: Given, function: str) -> None:
+    """Raise ModelNotFound for a side whose file is not there, TypeError for what is no model."""
+    for side, model in ("a", a), ("b", b):
+        path = _name(model, side)
+        if not isinstance(model, Model):
+            with naming(side, ""):
+                require_model(os.fspath(found(path)), function)
 
 
 class BothRan(NamedTuple):

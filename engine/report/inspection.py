@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.model.model import model_state
 from engine.model.shortcut import load
+from engine.report.files import require_model
 from engine.report.summary import CompiledPart, ModelSummary, Operator, file_size, of_graph, placed
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def inspect(
     Raises RuntimeError (ModelError) for a file that is missing or damaged, and what engine.load
     raises where there is a target.
     """
-    found, file = file_given(model, dec_key, dec_mode)
+    found, file = file_given(model, dec_key, dec_mode, "engine.inspect")
     path = found if isinstance(found, str) else ""
     if file.encryption and not dec_key and not target:
         return locked(path, file.encryption)
@@ -49,13 +50,15 @@ def inspect(
 
 
 def file_given(
-    model: Any, dec_key: bytes | None, dec_mode: DecMode
+    model: Any, dec_key: bytes | None, dec_mode: DecMode, function: str
 ) -> tuple[str | bytes, ModelFile]:
-    """Return what `inspect` is given as a path or bytes, and the file to open it by."""
+    """Return what `function` is given as a path or bytes, and the file to open it by."""
     from engine.formats import ModelFile
     from engine.formats.given import given
 
     found = given(model)
+    if isinstance(found, str):
+        require_model(found, function)
     file = ModelFile(found) if isinstance(found, str) else ModelFile.of_bytes(found)
     file.unlock(dec_key, dec_mode)
     return found, file

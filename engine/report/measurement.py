@@ -19,6 +19,7 @@ from engine.host.threads import threads_per_worker
 from engine.model.model import Model, model_state
 from engine.plan.options import at_most
 from engine.report.clients import Clients, Measured
+from engine.report.files import require_model
 from engine.report.filled import Fill, run_filled
 from engine.report.speed.deviation import deviations
 from engine.types import Placement, TensorSpec
@@ -189,10 +190,14 @@ def bench(
     build_s = None
     built = model
     if not isinstance(built, Model):
+        from engine.formats.given import given as given_model
         from engine.model.shortcut import load
 
+        found = given_model(built)
+        if isinstance(found, str):
+            require_model(found, "engine.bench")
         begin = perf_counter()
-        built = load(built, target, threads=threads)
+        built = load(found, target, threads=threads)
         build_s = perf_counter() - begin
     try:
         given = generated(built) if inputs is None else inputs

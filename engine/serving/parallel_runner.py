@@ -355,10 +355,12 @@ def _tuned(context: Context) -> tuple[Context, int]:
     tuned = _configuration(context).get("tuned")
     if tuned is None:
         return context, 0
-    from engine.report.tuning.taking import number, settled
+    from engine.report.tuning.taking import naming_file, number, settled
 
     try:
-        return settled(context, tuned), number(tuned, "max_batch_size")
+        with naming_file(tuned):
+            count = number(tuned, "max_batch_size")
+        return settled(context, tuned), count
     except ValueError as error:
         raise SettingError(own_text(error)) from error
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from engine.backends import BackendState, doors
-from engine.backends.doors import CONFORMANCE, DOORS, EXTENSIONS, Door
+from engine.backends.doors import CONFORMANCE, DOORS, EXTENSIONS, SOURCES, Door
 from engine.backends.install import pip_install
 from engine.backends.isolation.listing import plugins
 from engine.backends.isolation.probe import probe_doors
@@ -101,6 +102,22 @@ def test_all_doors_are_listed_and_a_bad_entry_stops_no_other(plugin_folder: Path
     assert lost.state is BackendState.INCOMPATIBLE
     assert "'engine.extension.v1', which is no group of this core" in lost.reason
     assert "did you mean 'engine.extensions.v1'?" in lost.reason
+
+
+def test_a_source_without_its_packages_is_listed_with_what_installs_them(
+    plugin_folder: Path,
+) -> None:
+    read = "title = 'a model'\ndef read(job): ...\npackages = ('onnx', 'no_such_package')\n"
+    install(plugin_folder, "mine", "of_mine", group=SOURCES.group, source=read)
+    _, records = probe_doors((), [(SOURCES, "mine"), (SOURCES, "tf"), (SOURCES, "caffe")], 60)
+    mine, tf, caffe = records
+    assert (mine.state, caffe.state) == (BackendState.NOT_INSTALLED, BackendState.READY)
+    assert str(mine).endswith("it needs no_such_package; run: pip install no_such_package")
+    lacks = [name for name in ("tensorflow", "tf2onnx") if find_spec(name) is None]
+    assert tf.reason == (f"it needs {' and '.join(lacks)}" if lacks else "")
+    assert tf.fix == (f"run: {pip_install('tensorflow')}" if lacks else "")
+    usable = record("mine", SOURCES)
+    assert usable.state is BackendState.READY, "it still tells which files are its own"
 
 
 def test_an_entry_that_hangs_is_ended_at_the_time_limit(plugin_folder: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from onnx import helper
 from onnx.numpy_helper import from_array
 
 import engine
+from engine.backends.discovery import forget
 from engine.errors import Cancelled
 from engine.report.choice import keeping
 from engine.report.choice.evidence import Evidence, Setup, Trial, read
@@ -155,6 +157,63 @@ def test_a_change_of_what_the_choice_depends_on_measures_anew(
     assert len(speeds.compared) > before
 
 
+TOYS = """
+import engine.types as types
+kind = "Toy 1"
+
+@hookimpl
+def engine_devices():
+    return types.Devices((types.DeviceInfo(types.Device("null", 0), kind),))
+"""
+
+
+@pytest.mark.parametrize("cache", ["on", "off"])
+def test_another_kind_of_device_measures_anew(
+    speeds: Speeds, install: Install, path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
+    monkeypatch.setenv("ENGINE_CACHE", cache)
+    module = install("toys", extra=TOYS)
+    speeds.of["toys"] = [0.5]
+
+    def built() -> str:
+        return where(engine.load(path, target="auto", threads=1, config=CONFIG))
+
+    assert built() == "toys"
+    before = len(speeds.compared)
+    assert built() == "toys"
+    assert len(speeds.compared) == before
+    module.kind = "Toy 2"
+    forget("toys")
+    speeds.of["toys"] = [2.0]
+    assert built() == "base"
+    assert len(speeds.compared) > before
+
+
+def test_a_new_accelerator_on_the_bus_measures_anew_where_a_cpu_was_chosen(
+    speeds: Speeds, path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def plug(name: str, **facts: str) -> None:
+        for fact, text in facts.items():
+            file = tmp_path / "bus" / name / fact
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{text}\n")
+
+    plug("network", vendor="0x1", device="0x2", subsystem_device="0x3")
+    plug("network", **{"class": "0x020000"})
+    bus = partial(keeping.accelerators, tmp_path / "bus")
+    assert bus() == ""
+    monkeypatch.setattr(keeping, "accelerators", bus)
+    assert where(build(path)) == "base"
+    before = len(speeds.compared)
+    assert where(build(path)) == "base"
+    assert len(speeds.compared) == before
+    plug("gpu", vendor="0x10de", device="0x2335", subsystem_device="0x18be")
+    plug("gpu", **{"class": "0x030200"})
+    assert bus() == "0x10de:0x2335:0x18be"
+    assert where(build(path)) == "base"
+    assert len(speeds.compared) > before
+
+
 def test_evidence_that_was_tampered_with_is_not_believed(
     speeds: Speeds, path: Path, tmp_path: Path
 ) -> None:
@@ -206,6 +265,7 @@ def test_a_text_that_is_no_evidence_is_refused(change: dict[str, Any]) -> None:
     evidence = Evidence(
         chosen=setup, default=Setup(("base",)), trials=(trial,), reason="it is faster",
         inputs={"x": [1, 3]}, key={"core": "1"}, created=1.0, took_s=2.0,
+        devices={"device other": "Toy 1"},
     )  # fmt: skip
     assert read(json.dumps(evidence.to_json())) == evidence
     with pytest.raises(ValueError, match=r"\w"):

@@ -63,7 +63,7 @@ def test_inspect_gives_the_same_of_the_file_alone(affine: Model) -> None:
     found, built = engine.inspect(affine.model_path_), affine.summary()
     assert found == replace(built, backend="", placement=None, memory=None)
     assert engine.inspect(affine.model_path_, "null") == built
-    with pytest.raises(engine.ModelError, match="no such file"):
+    with pytest.raises(engine.ModelError, match=r"engine\.inspect failed, there is no file"):
         engine.inspect("absent.onnx")
 
 

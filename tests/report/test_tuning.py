@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -266,6 +267,41 @@ def test_a_setup_is_not_begun_without_time_to_build_it(
     assert later.why_not == "no time was left to try it"
 
 
+SLOW_TO_BUILD = """
+import time
+
+@hookimpl
+def engine_compile(loaded, options):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        options.cancel.check()
+        time.sleep(0.01)
+    return loaded.compile(options)
+"""
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_a_build_that_takes_longer_than_the_time_for_trying_is_cancelled(
+    given: Given, install: Install, tune: Tune, clients: int
+) -> None:
+    install("heavy", extra=SLOW_TO_BUILD)
+    given.of["heavy"] = [0.1]
+    found = tune(targets=["base", "heavy"], budget_s=8, clients=clients, cancel=CancelToken())
+    assert str(found.evidence.chosen) == "base"
+    why_not = trials(found)["heavy,base"].why_not
+    assert why_not.endswith("the time for trying was over while it was built")
+
+
+def test_the_users_cancel_ends_a_build(given: Given, install: Install, tune: Tune) -> None:
+    install("heavy", extra=SLOW_TO_BUILD)
+    token = CancelToken()
+    timer = threading.Timer(0.5, token.cancel)
+    timer.start()
+    with pytest.raises(Cancelled):
+        tune(targets=["base", "heavy"], cancel=token)
+    timer.join()
+
+
 def test_several_clients_are_served_by_runners(given: Given, tune: Tune, path: Path) -> None:
     given.of["other"] = [0.5]
     found = tune(clients=3)
@@ -343,8 +379,11 @@ def test_the_file_shows_people_what_was_tried(given: Given, tune: Tune) -> None:
     found = tune()
     comments = [line for line in Path(found.path).read_text().splitlines() if line[:1] == "#"]
     assert any("other,base" in line and "0.500 (0.500 to 0.500)" in line for line in comments)
+    [chosen] = [line for line in comments if "(chosen)" in line]
+    assert re.match(r"# +other,base \(chosen\) ", chosen)
     page = " ".join(ElementTree.fromstring(found._repr_html_()).itertext())
     assert "0.500 (0.500 to 0.500)" in page
+    assert page.count("other,base (chosen)") == page.count("(chosen)") == 1
 
 
 def test_an_earlier_tuning_is_no_part_of_the_next(given: Given, tune: Tune, tmp_path: Path) -> None:
@@ -393,6 +432,12 @@ def test_a_configuration_of_another_place_is_refused_by_all_who_take_it(
 ) -> None:
     given.of["other"] = [0.5]
     other = changed(tune().path, key, value)
+    with pytest.raises((SettingError, engine.BackendError), match=re.escape(f"{other}: ")):
+        engine.load(path, config=other)
+    context = Context()
+    context.parallel.config_path = other
+    with pytest.raises((SettingError, engine.BackendError), match=re.escape(f"{other}: ")):
+        ModelParallelRunner().build_from_file(str(path), context)
     with pytest.raises((SettingError, engine.BackendError), match=re.escape(why)):
         engine.load(path, config=other)
     with pytest.raises((SettingError, engine.BackendError), match=re.escape(why)):
@@ -548,7 +593,7 @@ WRONG_USE: list[tuple[Mapping[str, Any], type[Exception], str]] = [
     ({"out": "/no/such/folder/t.ini"}, ValueError, "is in no folder that can be written to"),
     ({"out": "/"}, ValueError, "is a folder"),
     ({"out": "m.onnx"}, ValueError, "'m.onnx' is a model; name a configuration"),
-    ({"config": "/no/such.ini"}, FileNotFoundError, "config_path does not exist"),
+    ({"config": "/no/such.ini"}, FileNotFoundError, "engine.tune failed, config does not exist!"),
     ({"config": {"cpu": 1}}, TypeError, "config must be a dict of sections"),
     ({"shapes": {"no": [1]}}, InputError, "the model has no input 'no'; it has x"),
     ({"shapes": {"x": [7, 9]}}, InputError, "shapes: input 'x' is float32[batch, 3], got [7, 9]"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -461,6 +462,8 @@ def test_a_side_that_was_tuned_is_looked_into(tmp_path: Path) -> None:
     onnx.save(faulty, tmp_path / "faulty.onnx")
     tuned = tmp_path / "tuned.ini"
     engine.tune(tmp_path / "faulty.onnx", targets="cpu", budget_s=0.2, out=tuned)
+    said = re.sub(r"^threads=.*\n", "", tuned.read_text(), flags=re.M)
+    tuned.write_text(said.replace("[tuned]\n", "[tuned]\nthreads=3\n"))
     found = engine.diff(
         tmp_path / "faulty.onnx",
         tmp_path / "model.onnx",
@@ -471,3 +474,5 @@ def test_a_side_that_was_tuned_is_looked_into(tmp_path: Path) -> None:
     command = json.loads((tmp_path / "fault/fault.json").read_text())["command"]
     assert command[command.index("--a") + 1] == "cpu"
     assert not [word for word in command if word.startswith("tuned.")]
+    assert command[command.index("--threads-a") + 1] == "3"
+    assert "--threads-b" not in command

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from engine.backends import doors, manifest
 from engine.backends.backend import Backend
 from engine.backends.discovery import crashed, record, resolve
 from engine.backends.doors import DOORS, Door
+from engine.backends.install import pip_install
 from engine.backends.records import BackendRecord, BackendState, PluginRecord
 from engine.errors import BackendUnavailable, Cancelled, one_line
 from engine.host.child import last_words
@@ -321,10 +323,31 @@ def answer_for_entries(request: Sequence[tuple[str, str]], parent: Connection) -
     records = []
     for kind, name in request:
         door, points = by_kind[kind]
-        found, _ = doors.resolve(door, name, points)
-        records.append(asdict(found))
+        records.append(asdict(with_packages(*doors.resolve(door, name, points))))
         parent.send({"records": records})
     parent.send({"stage": _LEAVING})
+
+
+def with_packages(found: PluginRecord, thing: Any) -> PluginRecord:
+    """Return the record of an entry, not READY where a package that it imports late is missing.
+
+    thing: the entry's object. Two of its attributes are optional: packages, the names of such
+    packages, and extra, that of the extra of its distribution that has them.
+    """
+    if found.state is not BackendState.READY:
+        return found
+    missing = [name for name in getattr(thing, "packages", ()) if find_spec(name) is None]
+    if not missing:
+        return found
+    command = f"pip install {' '.join(missing)}"
+    if (extra := getattr(thing, "extra", "")) and found.distribution == "inference-engine":
+        command = pip_install(extra)
+    return replace(
+        found,
+        state=BackendState.NOT_INSTALLED,
+        reason=f"it needs {' and '.join(missing)}",
+        fix=f"run: {command}",
+    )
 
 
 def _check(check: object) -> dict[str, Any]:

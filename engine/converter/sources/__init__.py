@@ -25,8 +25,9 @@ class Source(Protocol):
     """An object, a module for example, that an entry of group `engine.sources.v1` names.
 
     The entry's name is the framework's: that of a member of FmkType in lower case, or another one.
-    Two attributes are optional. kinds: what `engine.formats.recognise` calls its files, a tuple.
-    suffixes: endings of the names of its files, for content that says nothing.
+    Some attributes are optional. kinds: what `engine.formats.recognise` calls its files, a tuple.
+    suffixes: endings of the names of its files, for content that says nothing. packages: the names
+    of those that `read` imports, for `engine plugins`; extra: of the distribution, that has them.
     It is imported whenever a model is converted; what is heavy is for `read` to import.
     """
 

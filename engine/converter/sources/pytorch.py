@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 title = "a PyTorch model"
 kinds = ("pytorch",)
 suffixes = (".pt", ".pt2", ".pth")
+packages = ("torch", "onnxscript")
+extra = "pytorch"
 
 _DO = "in Python: torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
 _EXPECTED = "expected a .pt2 of torch.export.save, or TorchScript of torch.jit.save"
@@ -57,7 +59,7 @@ def read(job: Job) -> Read:
         _kind(job.model_file)
     except ModelError as error:
         raise job.error(f"{error}") from error
-    model, notes = exported(job, __name__, "PyTorch", "pytorch", ("torch", "onnxscript"))
+    model, notes = exported(job, __name__, "PyTorch", extra, packages)
     _forget_origin(model)
     return model, notes
 

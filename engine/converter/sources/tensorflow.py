@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 title = "a TensorFlow model"
 kinds = ("tensorflow", "keras", "hdf5")
 suffixes = (".pb", ".keras", ".h5", ".hdf5")
+packages = ("tensorflow", "tf2onnx")
+extra = "tensorflow"
 
 OPSET = 18  # the newest that tf2onnx writes
 _GRAPH_FILE = "saved_model.pb"
@@ -32,7 +34,7 @@ def read(job: Job) -> Read:
 
     job.input_shape fills in dims that the model leaves open, by the model's own input names.
     """
-    return exported(job, __name__, "TensorFlow", "tensorflow", ("tensorflow", "tf2onnx"))
+    return exported(job, __name__, "TensorFlow", extra, packages)
 
 
 # --------------------------------------------------------------------------------- in that process

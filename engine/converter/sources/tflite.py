@@ -18,6 +18,8 @@ from engine.errors import ModelError, one_line
 title = "a TensorFlow Lite model"
 kinds = ("tflite",)
 suffixes = (".tflite",)
+packages = ("tensorflow", "tf2onnx")
+extra = "tensorflow"
 
 _MARK = b"TFL3"
 
@@ -31,8 +33,7 @@ def read(job: Job) -> Read:
             f"is no TensorFlow Lite model: expected {_MARK!r} at byte 4, got "
             f"{head[4:]!r}; check fmk_type and that the file is complete"
         )
-    packages = ("tensorflow", "tf2onnx")
-    return exported(job, __name__, "TensorFlow Lite", "tensorflow", packages)
+    return exported(job, __name__, "TensorFlow Lite", extra, packages)
 
 
 def export(request: Mapping[str, Any], step: Callable[[], None]) -> None:

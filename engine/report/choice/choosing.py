@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from engine.errors import BackendError, one_line
 from engine.formats.collectives import is_collective
 from engine.formats.opened import state_of
 from engine.plan import BuildOptions, Targets
@@ -13,7 +14,7 @@ from engine.plan.targets import Choice
 from engine.report.choice import apart
 from engine.report.choice.apart import Order
 from engine.report.choice.evidence import Evidence, Setup
-from engine.report.choice.keeping import Keeping, key_of
+from engine.report.choice.keeping import Keeping, devices, key_of
 from engine.report.choice.limits import BUDGET, Limits
 from engine.report.choice.setups import applied
 from engine.weights.compile_cache import can_start_processes
@@ -68,7 +69,9 @@ class _Choosing:
 
     def found(self) -> Targets | None:
         """Return the targets of the evidence that is kept; None where there is none."""
-        evidence = self._keeping.find()
+        evidence = self._keeping.find(
+            lambda evidence: self._devices(evidence.chosen) == evidence.devices
+        )
         return None if evidence is None else self._of(evidence)
 
     def measured(self, check: Callable[[], object]) -> Targets:
@@ -90,10 +93,21 @@ class _Choosing:
                 key=self._key,
                 created=time.time(),
                 took_s=time.monotonic() - begin,
+                devices=self._devices(outcome.chosen),
             )
             if evidence.trials:
                 self._keeping.keep(evidence)
         return self._of(evidence)
+
+    def _devices(self, setup: Setup) -> dict[str, str]:
+        """Return the devices of a setup; where they cannot be had, why, which differs from any.
+
+        Only these: others are looked for where they are tried, in a process that may crash.
+        """
+        try:
+            return devices(self.order.source, applied(setup, self.order.options))
+        except (BackendError, ValueError) as error:
+            return {"missing": one_line(error)}
 
     def _of(self, evidence: Evidence) -> Targets:
         return _targets(self.order.options, self._choice, evidence.chosen, evidence.reason)

@@ -20,7 +20,7 @@ from engine.report.choice.running import Agreement, Running
 from engine.report.choice.setups import applied, lower, others, settings, shows_in_placement
 from engine.report.filled import shapes_of
 from engine.tensor.description import Array
-from engine.types import Placement
+from engine.types import CancelToken, Placement
 
 MARGIN = 0.97
 """A setup is chosen only if it takes less than this part of the default's time, twice."""
@@ -365,8 +365,10 @@ class Contest:
     def _left_s(self) -> float:
         return self._end - self._clock()
 
-    def _opened(self, setup: Setup) -> Running:
+    def _opened(self, setup: Setup, cancel: CancelToken | None = None) -> Running:
+        """Build a setup. cancel: ends the build where its backend can stop, beside the user's."""
         options = applied(setup, self._options)
+        options.cancel = cancel or options.cancel
         plan = self._plan(setup, _Strict(options, (setup.targets, "", False)))
         on_cpu = all(device.type == "cpu" for device in plan.run_on)
         return Running(plan, on_cpu and options.threads.intra_op == 1 and not options.is_isolated)

@@ -106,7 +106,8 @@ class Evidence:
 
     chosen: the model is built with it. default: the others were compared with it. inputs: their
     shapes by name. key: what else it depends on beside the model, as text by name: machine,
-    versions, settings. created: seconds since the epoch. took_s: the time that it took.
+    versions, settings. created: seconds since the epoch. took_s: the time that it took. devices: of
+    the chosen targets that are no CPU, as the key.
     """
 
     chosen: Setup
@@ -117,6 +118,7 @@ class Evidence:
     key: Mapping[str, str]
     created: float
     took_s: float
+    devices: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def valid_s(self) -> float:
@@ -148,6 +150,7 @@ def read(text: str | bytes) -> Evidence:
             key={str(name): str(value) for name, value in said["key"].items()},
             created=float(said["created"]),
             took_s=float(said["took_s"]),
+            devices={str(name): str(kind) for name, kind in said.get("devices", {}).items()},
         )
     except (LookupError, OverflowError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"it is no evidence of a choice: {error!r}") from error

@@ -12,12 +12,13 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.backends import find_target
 from engine.backends.discovery import installed_points
 from engine.formats.opened import OpenedSource
 from engine.host import processor
@@ -28,18 +29,23 @@ from engine.plan import BuildOptions
 from engine.report.choice.evidence import Evidence, Setup, read
 from engine.report.choice.limits import BUDGET, ERROR
 from engine.report.choice.setups import usable
-from engine.types import ModelSource
+from engine.types import CompileOptions, ModelSource
 from engine.weights.compile_cache import CompileCache, Mode
+from engine.weights.identity import key_of as compiled_key
 from engine.weights.identity import sketch
 from engine.weights.location import CacheUnusable
 
 if TYPE_CHECKING:
+    from engine.backends import Target
     from engine.backends.entry_points import EntryPoint
     from engine.context import AscendSettings, GpuSettings
 
 FILE = "evidence.json"
 CHOICE = "(choice)"
 """Stands for a backend's name in the key of an entry that is evidence."""
+
+_ACCELERATORS = ("0x03", "0x12", "0x0b")
+"""Classes of PCI devices: displays, of which GPUs are, processing accelerators and processors."""
 
 _known: dict[str, Evidence] = {}
 """Evidence by its model and key, of this process."""
@@ -64,6 +70,7 @@ def key_of(
         "sections": json.dumps(config, sort_keys=True),
         "common": json.dumps({name: common[name] for name in _COMMON if name in common}),
         "variable weights": json.dumps([*variable_weights]),
+        "accelerators": accelerators(),
     }
     if isinstance(source, OpenedSource) and source.passes:
         key["passes"] = ", ".join(source.passes)
@@ -77,6 +84,53 @@ def circumstances(backends: Sequence[str]) -> dict[str, str]:
         "machine": f"{processor.features()}, {usable_cpus()} CPUs, {platform.system()}",
         **{f"backend {p.name}": _versions(p) for p in installed_points() if p.name in backends},
     }
+
+
+def accelerators(bus: Path = Path("/sys/bus/pci/devices")) -> str:
+    """Return the models of the GPUs and other accelerators on this machine's bus, sorted.
+
+    So another one is noticed where the chosen target is a CPU, and no backend looks at devices.
+    "" where the system does not tell.
+    """
+    found = []
+    with suppress(OSError):
+        for device in bus.iterdir():
+            with suppress(OSError):
+                if (device / "class").read_text()[:4] in _ACCELERATORS:
+                    names = ("vendor", "device", "subsystem_device")
+                    found.append(":".join((device / name).read_text().strip() for name in names))
+    return ", ".join(sorted(found))
+
+
+def devices(source: ModelSource, options: BuildOptions) -> dict[str, str]:
+    """Return the kinds of the devices of all targets that are no CPU, as text by name.
+
+    Raises BackendUnavailable for a device that is not there.
+    """
+    return {
+        f"device {target.backend}": _kinds(source, target, options)
+        for target in map(find_target, options.context.target)
+        if target.device_type != "cpu"
+    }
+
+
+def _kinds(source: ModelSource, target: Target, options: BuildOptions) -> str:
+    """Return the kinds of a target's devices: their names, and all that compiled forms depend on.
+
+    That has the versions of the device's driver and runtime.
+    """
+    backend = options.opened(target.backend)
+    asked = options.of(backend, target, source)
+    kinds = []
+    for device in asked.devices or (asked.device,):
+        found = backend.present.get(device)
+        kind = str(device) if found is None else found.name
+        if backend.has("engine_compiled_key"):
+            key = compiled_key(backend, CompileOptions(device=device))
+            facts = ", ".join(f"{name} {text}" for name, text in sorted(key.items()) if text)
+            kind += f" ({facts})"
+        kinds.append(kind)
+    return "; ".join(dict.fromkeys(kinds))
 
 
 def _of_any_number(settings: GpuSettings | AscendSettings) -> GpuSettings | AscendSettings:
@@ -133,12 +187,15 @@ class Keeping:
             and bool(self._source.digest)
         )
 
-    def find(self) -> Evidence | None:
-        """Return the evidence, of the cache if it is there; None for none that counts now."""
+    def find(self, holds: Callable[[Evidence], bool]) -> Evidence | None:
+        """Return the evidence, of the cache if it is there; None for none that counts now.
+
+        holds: returns whether evidence is of the devices that are there now.
+        """
         found = self._cache.find(self._source, self._key, self._read) if self._is_on_disk else None
         now = time.time()
         for evidence in (found, _known.get(self._sketch)):
-            if evidence is not None and evidence.counts_at(now):
+            if evidence is not None and evidence.counts_at(now) and holds(evidence):
                 return evidence
         return None
 

@@ -63,7 +63,7 @@ def explain(
         raise TypeError(f"roof must be a Roof, but got {type(roof)}.")
     if isinstance(model, Model):
         return explained(model, inputs, profile=profile, roof=roof)
-    found, file = file_given(model, dec_key, dec_mode)
+    found, file = file_given(model, dec_key, dec_mode, "engine.explain")
     with load(found, target, dec_key=dec_key, dec_mode=dec_mode) as built:
         return explained(built, inputs, profile=profile, roof=roof, source=file())
 

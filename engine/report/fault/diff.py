@@ -15,14 +15,15 @@ from engine.context import Context
 from engine.formats import ModelFile
 from engine.formats.given import found
 from engine.model.shortcut import load
-from engine.report.comparison import naming, run_both, targets_of
+from engine.report.comparison import naming, require_sides, run_both, targets_of
 from engine.report.differences import Comparison, compare_outputs
 from engine.report.fault.blame import Blame
 from engine.report.fault.found import Diff
 from engine.report.fault.ranks import together
 from engine.report.fault.reproducer import require_place, write
 from engine.report.fault.search import Search
-from engine.report.fault.sides import Side, Values, opener, settled
+from engine.report.fault.sides import Sections, Side, Values, opener, settled
+from engine.report.files import require_config
 from engine.types import Progress
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def diff(
     """
     one, other = targets_of(targets, b is None)
     path_b = a if b is None else b
+    require_sides(a, path_b, "engine.diff")
     joined = together(a, path_b)
     model_a, model_b = joined.a or a, joined.b or path_b
     asked = _recipe(one, configs[0]), _recipe(other, configs[1])
@@ -108,10 +110,13 @@ def _recipe(target: str, config: Config | None) -> tuple[Context, Sections]:
     """Return a side's context and configuration, as engine.load would have them."""
     context = Context()
     context.target = [target]
+    path, sections = "", {}
     if isinstance(config, str | os.PathLike):
-        return context, configuration(os.fspath(config), {}, "diff")
-    sections = {} if config is None else sections_of("config", config)
-    return context, configuration("", sections, "diff")
+        path = os.fspath(config)
+        require_config(path, "engine.diff")
+    elif config is not None:
+        sections = sections_of("config", config)
+    return context, configuration(path, sections, "engine.diff")
 
 
 def words_of(
@@ -127,6 +132,10 @@ def words_of(
             for key, value in keys.items()
         )
         words += [word for setting in settings for word in (f"--set-{side}", setting)]
+        if context.cpu.thread_num:
+            words += [f"--threads-{side}", str(context.cpu.thread_num)]
+    if number := recipes[0][0].gpu.device_id:
+        words += ["--device-id", str(number)]
     for name, tolerance in (("--rtol", rtol), ("--atol", atol)):
         words += [] if tolerance is None else [name, f"{float(tolerance)!r}"]
     return words

@@ -11,6 +11,7 @@ from engine.errors import ModelError
 from engine.formats import ModelFile
 from engine.formats.opened import OpenedSource
 from engine.tensor.enums import FmkType
+from engine.types import CancelToken
 from engine.wings import wing
 
 FORMS: Mapping[str, Mapping[str, str]] = {
@@ -29,12 +30,15 @@ class Forms:
         self._folder = Path(folder)
         self._files: dict[str, ModelFile] = {}
 
-    def path(self, form: str) -> str:
-        """Return the path of a form's file; the model's own for "". Raises ModelError."""
+    def path(self, form: str, cancel: CancelToken | None = None) -> str:
+        """Return the path of a form's file; the model's own for "".
+
+        cancel: ends the conversion. Raises ModelError, Cancelled.
+        """
         if not form:
             return self._path
         found = self._found(form)
-        return found[0] if found else self._converted(form)
+        return found[0] if found else self._converted(form, cancel)
 
     def source(self, form: str) -> OpenedSource:
         """Return a form, opened. Raises ModelError."""
@@ -45,11 +49,11 @@ class Forms:
     def _found(self, form: str) -> list[str]:
         return [str(path) for path in self._folder.glob(f"{form}.*")]
 
-    def _converted(self, form: str) -> str:
+    def _converted(self, form: str, cancel: CancelToken | None) -> str:
         converter = wing("Converter")()
         converter.set_config_info("common_quant_param", dict(FORMS[form]))
         with redirect_stdout(StringIO()):  # its report is for who converts
-            converter.convert(FmkType.ONNX, self._path, str(self._folder / form))
+            converter.convert(FmkType.ONNX, self._path, str(self._folder / form), cancel=cancel)
         found = self._found(form)
         if not found:
             raise ModelError(f"{self._path}: the converter wrote no model for {form}", self._path)

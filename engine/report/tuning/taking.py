@@ -7,26 +7,28 @@ refused: it may be slower than the default, or less exact.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.backends import find_target
 from engine.config.text import did_you_mean
+from engine.config.wording import translated
+from engine.errors import BackendError
 from engine.options import is_declared
 from engine.plan import BuildOptions
 from engine.plan.targets import is_auto
-from engine.report.choice.keeping import circumstances
+from engine.report.choice.keeping import circumstances, devices
 from engine.report.tuning.config_file import KEYS, SECTION
-from engine.types import CompileOptions, ModelSource
+from engine.types import ModelSource
 from engine.weights.compile_cache import CompileCache, Mode
 from engine.weights.digests import Digests
-from engine.weights.identity import key_of, model_digest
+from engine.weights.identity import model_digest
 from engine.weights.location import CacheUnusable
 
 if TYPE_CHECKING:
-    from engine.backends import Target
     from engine.config.declared import Sections
     from engine.context import Context
     from engine.formats import ModelFile
@@ -43,9 +45,22 @@ def accepted(file: ModelFile, context: Context, config: Sections) -> tuple[Conte
     tuned = config[SECTION]
     settled_context = settled(context, tuned)
     rest = {name: keys for name, keys in config.items() if name != SECTION}
-    for name, now in fingerprint(file(), BuildOptions(settled_context, config)).items():
-        _require_same(tuned, name, now)
+    source = file()
+    with naming_file(tuned):
+        for name, now in fingerprint(source, BuildOptions(settled_context, config)).items():
+            _require_same(tuned, name, now)
     return settled_context, rest
+
+
+@contextmanager
+def naming_file(tuned: Mapping[str, str]) -> Iterator[None]:
+    """Name the section's file in a refusal that comes out of the block."""
+    try:
+        yield
+    except (ValueError, BackendError) as error:
+        if path := tuned.get("read_from", ""):
+            translated(error, lambda text: f"{path}: {text}")
+        raise
 
 
 def fingerprint(source: ModelSource, options: BuildOptions) -> dict[str, str]:
@@ -58,28 +73,8 @@ def fingerprint(source: ModelSource, options: BuildOptions) -> dict[str, str]:
     return {
         "model": _digest_of(source, options.config),
         **circumstances(_backends(targets)),
-        **{f"device {target.backend}": _devices_of(source, target, options)
-           for target in map(find_target, targets) if target.device_type != "cpu"},
-    }  # fmt: skip
-
-
-def _devices_of(source: ModelSource, target: Target, options: BuildOptions) -> str:
-    """Return the kinds of a target's devices: their names, and all that compiled forms depend on.
-
-    That has the versions of the device's driver and runtime.
-    """
-    backend = options.opened(target.backend)
-    asked = options.of(backend, target, source)
-    kinds = []
-    for device in asked.devices or (asked.device,):
-        found = backend.present.get(device)
-        kind = str(device) if found is None else found.name
-        if backend.has("engine_compiled_key"):
-            key = key_of(backend, CompileOptions(device=device))
-            facts = ", ".join(f"{name} {text}" for name, text in sorted(key.items()) if text)
-            kind += f" ({facts})"
-        kinds.append(kind)
-    return "; ".join(dict.fromkeys(kinds))
+        **devices(source, options),
+    }
 
 
 _WHAT = {"core": "version of inference-engine", "machine": "machine", "model": "model"}
@@ -107,9 +102,15 @@ def settled(context: Context, tuned: Mapping[str, str]) -> Context:
     Threads and workers that the user has set stay. Raises ValueError for another target than cpu,
     auto or those of the section, and for a key that cannot be read.
     """
+    with naming_file(tuned):
+        return _settled(context, tuned)
+
+
+def _settled(context: Context, tuned: Mapping[str, str]) -> Context:
     for key in tuned:
         if not is_declared(key, KEYS):
-            hint = did_you_mean(key, KEYS) or f"known: {', '.join(KEYS)}"
+            known = KEYS[: KEYS.index("read_from")]
+            hint = did_you_mean(key, known) or f"known: {', '.join(known)}"
             raise ValueError(f"[{SECTION}] {key} is unknown; {hint}")
     targets, default = _names(tuned, "target"), _names(tuned, "default")
     is_open = context.target == ["cpu"] or is_auto(context.target)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from engine.errors import DeadlineExceeded, one_line
+from engine.errors import Cancelled, DeadlineExceeded, one_line
 from engine.plan import Plan, Targets, build_plan
 from engine.report.choice.contest import MARGIN, Contest, Outcome, Step
 from engine.report.choice.duel import Duel
@@ -22,7 +25,7 @@ from engine.report.tuning.goal import Goal
 from engine.report.tuning.order import LEAST, Interval
 from engine.report.tuning.proof import P99_CHANCE, Proof, within
 from engine.report.tuning.rounds import FEWEST, Timings, round_s, timed
-from engine.types import Values
+from engine.types import CancelToken, Values
 
 _KEPT = 4
 """Setups that stay open to compete in the end."""
@@ -172,12 +175,37 @@ class Tournament(Contest):
         rounds_s = 2 * FEWEST * round_s(base.call_s, self._goal.clients)
         return builds * max(like, default=default_s) + rounds_s
 
-    def _opened(self, setup: Setup) -> Running:
-        self._forms.path(setup.form)  # which takes time once
-        begin = self._clock()
-        running = super()._opened(setup)
+    def _opened(self, setup: Setup, cancel: CancelToken | None = None) -> Running:
+        with self._within_time(setup) as token:
+            self._forms.path(setup.form, token)  # which takes time once
+            begin = self._clock()
+            running = super()._opened(setup, token)
         self._took_s[setup] = self._clock() - begin
         return running
+
+    @contextmanager
+    def _within_time(self, setup: Setup) -> Iterator[CancelToken | None]:
+        """Cancel a build in the block when the time for trying is over; gives its token.
+
+        Not the default's and not those of the last comparison, whose time is known. A backend that
+        cannot stop while it compiles goes on. Raises DeadlineExceeded.
+        """
+        user = self._options.cancel
+        if setup == self._default or not self._kept_s:
+            yield user
+            return
+        token = CancelToken()
+        timer = threading.Timer(max(0.0, self._left_s()), token.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            with nullcontext() if user is None else user.watch(token.cancel):
+                yield token
+        except Cancelled as error:
+            self._options.check_cancelled()
+            raise DeadlineExceeded("the time for trying was over while it was built") from error
+        finally:
+            timer.cancel()
 
     def _plan(self, setup: Setup, targets: Targets) -> Plan:
         if not setup.form:
@@ -226,7 +254,10 @@ class Tournament(Contest):
 
     def _served(self, setup: Setup, values: Values) -> Contender:
         path, begin = self._forms.path(setup.form), self._clock()
-        found = contender.served(setup, self._options, path, values)
+        with self._within_time(setup) as token:
+            options = copy(self._options)
+            options.cancel = token
+            found = contender.served(setup, options, path, values)
         self._took_s[setup] = self._clock() - begin
         return found
 

@@ -24,7 +24,7 @@ from engine.context import Context
 from engine.errors import InputError, ModelError
 from engine.formats import ModelFile
 from engine.formats.files import SUFFIXES
-from engine.formats.given import absent, found
+from engine.formats.given import found
 from engine.model.build import configuration_of
 from engine.plan import BuildOptions
 from engine.plan.targets import default_target
@@ -35,6 +35,7 @@ from engine.report.choice.contest import Outcome
 from engine.report.choice.evidence import Evidence, Setup, Trial
 from engine.report.choice.limits import Limits
 from engine.report.choice.setups import applied
+from engine.report.files import require_config, require_model
 from engine.report.tuning import config_file
 from engine.report.tuning.forms import Forms
 from engine.report.tuning.goal import Goal
@@ -68,7 +69,7 @@ class Tuning:
     @property
     def gain(self) -> float:
         """Return the default's time per request over that of the choice: 1.0 for the default."""
-        [chosen] = [t for t in self.evidence.trials if t.setup == self.evidence.chosen]
+        [chosen] = filter(self.is_chosen, self.evidence.trials)
         return 1.0 if chosen.ratio is None else 1 / chosen.ratio
 
     @property
@@ -86,15 +87,24 @@ class Tuning:
         """Return what was measured, the fastest first, then what could not be chosen."""
         return sorted(self.evidence.trials, key=lambda each: (bool(each.why_not), ratio_of(each)))
 
+    def is_chosen(self, trial: Trial) -> bool:
+        """Return whether a trial is of the chosen setup."""
+        return trial.setup == self.evidence.chosen
+
+    def cells(self, trial: Trial) -> list[str]:
+        """Return a trial as the cells of a row; see `COLUMNS`. The chosen setup is marked."""
+        first, *rest = cells(trial)
+        return [f"{first} {CHOSEN}" if self.is_chosen(trial) else first, *rest]
+
     def __repr__(self) -> str:
         return str(self)  # what a prompt shows
 
     def _repr_html_(self) -> str:
-        rows = [COLUMNS, *map(cells, self.rows())]
+        rows = [COLUMNS, *map(self.cells, self.rows())]
         return html_tables(f"{self.goal}: {self.evidence.reason}", [(self.path, rows)])
 
     def __str__(self) -> str:
-        rows = [cells(trial) for trial in self.rows()]
+        rows = [self.cells(trial) for trial in self.rows()]
         short = [[*row[:-1], shorten(row[-1], _WHY_CHARS, placeholder=" ...")] for row in rows]
         return "\n".join([f"{self.goal}: {self.evidence.reason}", *aligned([COLUMNS, *short])])
 
@@ -117,6 +127,7 @@ def cells(trial: Trial) -> list[str]:
     return [str(trial.setup), *numbers, error, trial.why_not]
 
 
+CHOSEN = "(chosen)"
 COLUMNS = ("setup", "ratio", "p50", "p99", "requests/s", "memory", "error", "why not")
 
 
@@ -270,8 +281,7 @@ def _path_of(model: str | os.PathLike[str]) -> str:
     if not isinstance(model, str | os.PathLike):
         raise TypeError(f"model must be the path of a file, but got {type(model)}.")
     path = os.fspath(found(os.fspath(model)))
-    if not os.path.isfile(path):
-        raise absent(path, "engine.tune failed, there is no file ")
+    require_model(path, "engine.tune")
     return path
 
 
@@ -298,6 +308,7 @@ def _config(config: str | os.PathLike[str] | Mapping[str, Mapping[str, Any]] | N
     path = ""
     if isinstance(config, str | os.PathLike):
         path = os.fspath(config)
+        require_config(path, "engine.tune")
     elif config is not None:
         from engine.config.sections import sections_of
 

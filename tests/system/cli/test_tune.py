@@ -39,7 +39,7 @@ def test_the_written_file_is_taken_by_the_other_commands(cli, tmp_path, monkeypa
     text = config.read_text()
     config.write_text(text.replace("machine=", "machine=old "))
     cli("run", path, "--config", config).fails(
-        "error: [tuned] was measured for another machine: expected 'old "
+        f"error: {config}: [tuned] was measured for another machine: expected 'old "
     )
 
 
@@ -60,6 +60,8 @@ def test_json_has_the_evidence_and_a_plot_is_drawn(cli, tmp_path):
     assert default["figures"]["ratio"] == 1.0
     assert default["figures"]["p50_s"] <= default["figures"]["p99_s"]
     assert found["frontier"]
+    marked = [trial["setup"] for trial in found["trials"] if trial["is_chosen"]]
+    assert marked == [found["chosen"]]
     assert "<svg" in plot.read_text()
     config = read_config(str(out))
     assert config["cpu_context"]["deterministic"] == "1"
