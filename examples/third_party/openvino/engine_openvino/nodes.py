@@ -67,8 +67,7 @@ def _value(attribute: Any) -> Any:
     from onnx import helper, numpy_helper
 
     value = helper.get_attribute_value(attribute)
-    if attribute.type == attribute.TENSOR:
-        return numpy_helper.to_array(value)
+    value = numpy_helper.to_array(value) if attribute.type == attribute.TENSOR else value
     return value.decode() if isinstance(value, bytes) else value
 
 
@@ -86,8 +85,11 @@ def unsupported_nodes(source: ModelSource, graph: GraphInfo, typed: Any) -> dict
     """
     folder = source.folder or (source.path and source.path.parent)
     scope = Scope(typed, folder, {}, limits(graph), set())
-    opset, nodes = graph.opsets.get("", 1), list(enumerate(typed.node))
-    found = {at: why for at, node in nodes for why in _faults(node, scope, opset)}
+    opset, nodes, found = graph.opsets.get("", 1), list(enumerate(typed.node)), dict[int, str]()
+    for at, node in nodes:
+        found.update((at, why) for why in _faults(node, scope, opset))
+        if at not in found and node.op_type != "If" and scope.constants.issuperset(node.input):
+            scope.constants.update(node.output)  # OpenVINO computes it once, when it compiles
     halves = [at for at, node in nodes if "float16" in scope.of(node)]
     if not found.keys().isdisjoint(halves):  # to cut between two would round once more
         found = {**dict.fromkeys(halves, "other nodes of float16 are left, too"), **found}
@@ -95,8 +97,7 @@ def unsupported_nodes(source: ModelSource, graph: GraphInfo, typed: Any) -> dict
 
 
 def _faults(node: Any, scope: Scope, opset: int) -> Iterator[str]:
-    name = node.op_type
-    types = scope.of(node)
+    name, types = node.op_type, scope.of(node)
     if node.domain or (name not in TYPES and name != "Cast"):
         yield f"{node.domain or 'operator'} {name} is not one that OpenVINO computes exactly"
     elif opset < FIRST_OPSET:

@@ -5,6 +5,8 @@ Expected values are those of onnx's reference evaluator, in the declared types.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 import pytest
@@ -173,6 +175,55 @@ def test_what_openvino_computes_otherwise_is_left_to_the_next_target(what: str) 
         engine.load(data, target="openvino")
     with engine.load(data, target=["openvino", "cpu"]) as built:
         assert "cpu" in {place.backend for place in built.placement}
+
+
+PADS = """
+    p = Constant <value = int64[4] {0, 1, 0, 2}> ()
+    s = Constant <value = int64[2] {2, 2}> ()
+    f = Constant <value = int64[1] {-1}> ()
+    r = Reshape (p, s)
+    q = Reshape (r, f)
+"""
+
+
+def test_what_nodes_make_of_constants_alone_is_a_constant() -> None:
+    run(
+        f"(float[n, 4] x) => (float[?, ?] y) {{ {PADS} y = Pad (x, q) }}",
+        {"x": edges("float32").reshape(4, 4)},
+    )
+
+
+def test_what_a_node_that_is_left_makes_of_constants_is_none() -> None:
+    text = f"(float[n, 4] x) => (float[?, ?] y) {{ {PADS} d = Add (q, q) y = Pad (x, d) }}"
+    check_with_cpu_behind(text, {"Add", "Pad"}, lambda x: np.pad(x, ((0, 0), (2, 4))))
+
+
+def test_a_branch_of_a_constant_condition_may_give_what_is_no_constant() -> None:
+    branches = "then_branch = t () => (int64[2] a) { a = Identity (r) }, else_branch = e () => (int64[2] b) { b = Identity (r) }"  # noqa: E501
+    text = f"(float[n] x, int64[2] r) => (float[m] y) {{ c = Constant <value = bool {{1}}> () t = If (c) < {branches} > y = Tile (x, t) }}"  # noqa: E501
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+    with pytest.raises(ModelError, match="Tile is exact in OpenVINO only where 't' is a constant"):
+        engine.load(model.SerializeToString(), target="openvino")
+
+
+def test_a_constant_that_comes_from_another_segment_is_none() -> None:
+    text = (
+        f"(float[n, 4] x) => (float[?, ?] y) {{ {PADS} a = Pad (x, q) e = Exp (a) y = Pad (e, q) }}"
+    )
+    pads = ((0, 0), (1, 2))
+    check_with_cpu_behind(text, {"Exp", "Pad"}, lambda x: np.pad(np.exp(np.pad(x, pads)), pads))
+
+
+def check_with_cpu_behind(
+    text: str, on_cpu: set[str], expected: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """Run a model on OpenVINO and cpu; compare where its nodes run and what it gives."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+    x = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
+    with engine.load(model.SerializeToString(), target=["openvino", "cpu"]) as built:
+        assert {place.op_type for place in built.placement if place.backend == "cpu"} == on_cpu
+        [y] = built(x).values()
+    np.testing.assert_allclose(y, expected(x), rtol=1e-5)
 
 
 def test_softmax_before_opset_13_is_left_to_the_next_target() -> None:
