@@ -14,7 +14,8 @@ from engine_serve.body import BODY, Body, Held, Room
 class _OneWrite:
     """A connection that sends an answer's head together with what follows it.
 
-    Two writes are two system calls, and wake the client twice.
+    Two writes are two system calls, and wake the client twice. For a connection that is closed the
+    answer is dropped: uvicorn tells only the last of several requests on it that it is lost.
     """
 
     def __init__(self, transport: Any) -> None:
@@ -23,6 +24,8 @@ class _OneWrite:
         self.close, self.is_closing = transport.close, transport.is_closing
 
     def write(self, data: bytes) -> None:
+        if self.is_closing():  # uvloop's write raises once the connection is lost
+            return
         if self._head is None:
             self._head = data
         elif self._head:

@@ -6,12 +6,20 @@ import asyncio
 import json
 import resource
 import socket
+import threading
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
+import uvicorn
+import uvloop
 from serve_ways import Served, binary, connected
+from uvicorn.server import ServerState
 
+from engine_serve.bearer import Bearer
+from engine_serve.body import Room
+from engine_serve.http_limits import limited
 from engine_serve.listening import accepted, listening
 
 
@@ -80,6 +88,38 @@ def test_a_refused_body_does_not_reach_the_next_request(affine: Served) -> None:
             rest += connection.recv(10_000)
         assert rest.startswith(b"HTTP/1.1 404")
         assert read(connection, rest[rest.index(b"HTTP/1.1 200") :])[1] == [3.0, 3.0, 3.0]
+
+
+def test_an_answer_before_another_request_is_dropped_where_the_connection_is_lost() -> None:
+    over = threading.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        send.__self__.transport.close()
+        await asyncio.sleep(0.05)  # uvicorn tells the request behind this one alone
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"late"})
+        over.set()
+
+    async def ask() -> bytes:
+        kind = limited(5.0, 5.0, 10, Room(1000, 1000), Bearer(""), asyncio.Event())
+        config = uvicorn.Config(app, http=kind, lifespan="off", log_config=None)
+        config.load()
+        server = await asyncio.get_running_loop().create_server(
+            lambda: kind(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
+        )
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(2 * request_of(np.ones((1, 3), np.float32)))
+        try:
+            answer = await reader.read()
+            await asyncio.to_thread(over.wait, 5)
+            return answer
+        finally:
+            writer.close()
+            server.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(asyncio.wait_for(ask(), 10)) == b""
+    assert over.is_set()
 
 
 def test_connections_that_wait_are_all_accepted_though_a_descriptor_lacks_for_now() -> None:
