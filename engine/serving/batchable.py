@@ -8,6 +8,7 @@ takes clearly less time: a model bound by reading its weights, or by the cost of
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,9 @@ _OPEN_DIMS = (_OPEN_DIM, 1, 7)
 _EXTREMES = ((float("nan"), 0), (float("inf"), 1), (float("-inf"), 0), (1e4, 1))
 _MOST_BYTES = 1 << 28
 _SAMPLES = 8  # that a trial makes; larger batches repeat them
+# Of a narrow model these are few numbers, which round alike by chance: then it makes more samples,
+# of several magnitudes, until the outputs have so many numbers or the time is over.
+_NUMBERS, _SCALES, _FURTHER_S = 4096, (10.0, 0.1, 1.0), 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +309,37 @@ def _difference(
                 continue  # not a value for this model
             if not same:
                 return f"a sample of {number} changes the results of its neighbours", False
+    if size := _further_difference(run, inputs, most, chance, original):
+        return f"{size} samples in one run give other bits than one by one", True
     return "", False
+
+
+def _further_difference(
+    run: Run, inputs: Sequence[TensorSpec], most: int, chance: np.random.Generator, original: Run
+) -> int:
+    """Return the size of a run that changes bits of further samples; 0 if there is none."""
+    sizes, numbers, end_s = sorted({min(most, 3), min(most, _SAMPLES)}), 0, 0.0
+    scales = itertools.cycle(_SCALES)
+    while True:
+        scale = next(scales)
+        arrays = [
+            array * array.dtype.type(scale) if array.dtype.kind == "f" else array
+            for array in _generated(inputs, sizes[-1], chance)
+        ]
+        rows = [[array[i : i + 1].copy() for array in arrays] for i in range(len(arrays[0]))]
+        try:
+            alone = [original(row) for row in rows]
+            changing = [s for s in sizes if not _is_same(run, rows, alone, range(s), range(s))]
+        except Cancelled:
+            raise
+        except EngineError:
+            return 0  # not values for this model
+        if changing:
+            return changing[0]
+        numbers += sum(array.size for outputs in alone for array in outputs)
+        end_s = end_s or time.monotonic() + _FURTHER_S
+        if numbers >= _NUMBERS or not numbers or time.monotonic() > end_s:
+            return 0
 
 
 def _is_same(

@@ -22,7 +22,7 @@ from engine.report.fault.found import Diff
 from engine.report.fault.ranks import together
 from engine.report.fault.reproducer import require_place, write
 from engine.report.fault.search import Search
-from engine.report.fault.sides import Sections, Side, Values, opener, settled
+from engine.report.fault.sides import Side, Values, opener, settled
 from engine.report.files import require_config
 from engine.types import Progress
 
