@@ -40,7 +40,7 @@ def compare(
         ("--threads", len(sweep.host_threads) > 1),
     ):
         if is_given:
-            wanted = "a comparison, or a run to save, makes one run at a time"
+            wanted = "a comparison, or a run to save, chooses its own number of runs"
             raise misuse(option, f"{wanted}; leave it out: --duration gives the longest time")
     if held and not setups:
         raise misuse("--save, --against", "a model on a server depends on more than is saved")

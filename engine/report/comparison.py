@@ -90,7 +90,7 @@ def require_sides(a: Given, b: Given, function: str) -> None:
     """Raise ModelNotFound for a side whose file is not there, TypeError for what is no model."""
     for side, model in ("a", a), ("b", b):
         path = _name(model, side)
-        if not isinstance(model, Model):
+        if not isinstance(model, Model | bytes):
             with naming(side, ""):
                 require_model(os.fspath(found(path)), function)
 

@@ -280,6 +280,7 @@ def _difference(
     original: gives the results of single ones. Beside it: the values of others have no part in it.
     """
     is_open = any(not isinstance(dim, int) for spec in inputs for dim in (spec.shape or ())[1:])
+    numbers = 0
     for open_dim in _OPEN_DIMS if is_open else _OPEN_DIMS[:1]:
         arrays = _generated(inputs, min(most, _SAMPLES), chance, open_dim)
         rows = [[array[i : i + 1].copy() for array in arrays] for i in range(len(arrays[0]))]
@@ -289,6 +290,7 @@ def _difference(
             if open_dim == _OPEN_DIM or isinstance(error, Cancelled):
                 raise
             continue  # not a size for this model
+        numbers = max(numbers, sum(array.size for outputs in alone for array in outputs))
         # Kernels take rows by dozens or fewer, and what remains by other code.
         sizes = {*range(2, 14), 16, 31, 32, most - 1, most}
         for place in range(len(rows)) if original is not run else ():
@@ -309,7 +311,7 @@ def _difference(
                 continue  # not a value for this model
             if not same:
                 return f"a sample of {number} changes the results of its neighbours", False
-    if size := _further_difference(run, inputs, most, chance, original):
+    if numbers < _NUMBERS and (size := _further_difference(run, inputs, most, chance, original)):
         return f"{size} samples in one run give other bits than one by one", True
     return "", False
 
@@ -318,10 +320,11 @@ def _further_difference(
     run: Run, inputs: Sequence[TensorSpec], most: int, chance: np.random.Generator, original: Run
 ) -> int:
     """Return the size of a run that changes bits of further samples; 0 if there is none."""
-    sizes, numbers, end_s = sorted({min(most, 3), min(most, _SAMPLES)}), 0, 0.0
-    scales = itertools.cycle(_SCALES)
-    while True:
-        scale = next(scales)
+    sizes, numbers = sorted({min(most, 3), min(most, _SAMPLES)}), 0
+    end_s = time.monotonic() + _FURTHER_S
+    scales = list(_SCALES)  # but those that the model refuses
+    for turn in itertools.count():
+        scale = scales[turn % len(scales)]
         arrays = [
             array * array.dtype.type(scale) if array.dtype.kind == "f" else array
             for array in _generated(inputs, sizes[-1], chance)
@@ -329,17 +332,18 @@ def _further_difference(
         rows = [[array[i : i + 1].copy() for array in arrays] for i in range(len(arrays[0]))]
         try:
             alone = [original(row) for row in rows]
-            changing = [s for s in sizes if not _is_same(run, rows, alone, range(s), range(s))]
+            for size in sizes:
+                if not _is_same(run, rows, alone, range(size), range(size)):
+                    return size
+            numbers += sum(array.size for outputs in alone for array in outputs)
         except Cancelled:
             raise
         except EngineError:
-            return 0  # not values for this model
-        if changing:
-            return changing[0]
-        numbers += sum(array.size for outputs in alone for array in outputs)
-        end_s = end_s or time.monotonic() + _FURTHER_S
-        if numbers >= _NUMBERS or not numbers or time.monotonic() > end_s:
-            return 0
+            scales.remove(scale)
+        is_over = numbers >= _NUMBERS or time.monotonic() > end_s
+        if is_over or not scales or turn > _NUMBERS:
+            break
+    return 0
 
 
 def _is_same(

@@ -103,6 +103,18 @@ def test_a_narrow_model_that_rounds_few_values_otherwise_is_found(
     assert batching.reason.endswith("samples in one run give other bits than one by one")
 
 
+def test_values_that_a_narrow_model_refuses_leave_others_to_be_tried() -> None:
+    def choosy(arrays: Sequence[Array]) -> list[Array]:
+        [x] = arrays
+        if not (np.abs(x) < 8).all():
+            raise ModelError("not with this")
+        is_changed = ((x.view(np.uint32) >> 3) % 512 == 0) & (len(x) > 1)
+        return [np.where(is_changed, np.nextafter(x, np.float32(np.inf)), x)]
+
+    batching = tried(choosy, rows(("b", 2)), 8)
+    assert (batching.most, batching.rounded) == (1, 8)
+
+
 def test_a_model_that_is_the_same_in_all_shapes_is_batched() -> None:
     batching = tried(other_bits(lambda _: False), rows(("b", "s", 4)), 100)
     assert (batching.most, batching.reason) == (100, "as asked for")

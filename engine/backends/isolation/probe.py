@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from engine.backends import doors, manifest
 from engine.backends.backend import Backend
 from engine.backends.discovery import crashed, record, resolve
-from engine.backends.doors import DOORS, Door
+from engine.backends.doors import DOORS, SOURCES, Door
 from engine.backends.install import pip_install
 from engine.backends.records import BackendRecord, BackendState, PluginRecord
 from engine.errors import BackendUnavailable, Cancelled, one_line
@@ -323,7 +323,8 @@ def answer_for_entries(request: Sequence[tuple[str, str]], parent: Connection) -
     records = []
     for kind, name in request:
         door, points = by_kind[kind]
-        records.append(asdict(with_packages(*doors.resolve(door, name, points))))
+        found, thing = doors.resolve(door, name, points)
+        records.append(asdict(with_packages(found, thing) if door is SOURCES else found))
         parent.send({"records": records})
     parent.send({"stage": _LEAVING})
 
@@ -336,7 +337,12 @@ def with_packages(found: PluginRecord, thing: Any) -> PluginRecord:
     """
     if found.state is not BackendState.READY:
         return found
-    missing = [name for name in getattr(thing, "packages", ()) if find_spec(name) is None]
+    packages = getattr(thing, "packages", ())
+    if not isinstance(packages, tuple) or not all(isinstance(name, str) for name in packages):
+        fix = f"report it to the authors of {found.distribution}"
+        reason = f"its `packages` must be a tuple of names, but is {packages!r}"
+        return replace(found, state=BackendState.BROKEN, reason=reason, fix=fix)
+    missing = [name for name in packages if not _is_there(name)]
     if not missing:
         return found
     command = f"pip install {' '.join(missing)}"
@@ -348,6 +354,15 @@ def with_packages(found: PluginRecord, thing: Any) -> PluginRecord:
         reason=f"it needs {' and '.join(missing)}",
         fix=f"run: {command}",
     )
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # what it is in is not there
+        return False
+    except ValueError:  # a module that is imported, and does not say from where
+        return True
 
 
 def _check(check: object) -> dict[str, Any]:

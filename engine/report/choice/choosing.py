@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from engine.errors import BackendError, one_line
+from engine.errors import one_line
 from engine.formats.collectives import is_collective
 from engine.formats.opened import state_of
+from engine.host.interrupts import pass_interrupt
 from engine.plan import BuildOptions, Targets
 from engine.plan.targets import Choice
 from engine.report.choice import apart
@@ -100,13 +101,14 @@ class _Choosing:
         return self._of(evidence)
 
     def _devices(self, setup: Setup) -> dict[str, str]:
-        """Return the devices of a setup; where they cannot be had, why, which differs from any.
+        """Return the devices of a setup; where they cannot be had, why.
 
         Only these: others are looked for where they are tried, in a process that may crash.
         """
         try:
             return devices(self.order.source, applied(setup, self.order.options))
-        except (BackendError, ValueError) as error:
+        except Exception as error:  # of a hook, which a build without the cache never calls
+            pass_interrupt(error)
             return {"missing": one_line(error)}
 
     def _of(self, evidence: Evidence) -> Targets:

@@ -95,7 +95,7 @@ def accelerators(bus: Path = Path("/sys/bus/pci/devices")) -> str:
     found = []
     with suppress(OSError):
         for device in bus.iterdir():
-            with suppress(OSError):
+            with suppress(OSError, ValueError):  # or what is no text
                 if (device / "class").read_text()[:4] in _ACCELERATORS:
                     names = ("vendor", "device", "subsystem_device")
                     found.append(":".join((device / name).read_text().strip() for name in names))

@@ -7,7 +7,7 @@ import random
 import statistics
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -176,10 +176,14 @@ class Tournament(Contest):
         return builds * max(like, default=default_s) + rounds_s
 
     def _opened(self, setup: Setup, cancel: CancelToken | None = None) -> Running:
-        with self._within_time(setup) as token:
+        with self._within_time(setup) as token, ExitStack() as undo:
             self._forms.path(setup.form, token)  # which takes time once
             begin = self._clock()
             running = super()._opened(setup, token)
+            undo.callback(running.close)
+            if token is not None:
+                token.check()  # cancelled as the build ended, it would end what the plan does later
+            undo.pop_all()
         self._took_s[setup] = self._clock() - begin
         return running
 

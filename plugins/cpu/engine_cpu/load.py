@@ -247,7 +247,7 @@ def _load_plain(
 
 
 def risk_of(source: ModelSource, workarounds: bool = True) -> Risk:
-    """Return what a model is suspected of; see `prescreen`, which is asked unless it is plain."""
+    """Return the risk that a model is; see `prescreen`, which is asked unless it is plain."""
     assert source.graph is not None, "the core reads every ONNX file before a backend does"
     if is_plain(source.graph):
         return Risk.NONE

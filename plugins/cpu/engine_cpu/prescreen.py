@@ -30,7 +30,7 @@ _FIELDS = 10_000_000  # the core has read the model within that
 
 
 def prescreen(source: ModelSource, workarounds: bool = True) -> Risk:
-    """Return what a model is suspected of. Raises ModelError for one that must not be run.
+    """Return the risk that a model is. Raises ModelError for one that must not be run.
 
     workarounds: whether kernels that are only wrong matter.
     """

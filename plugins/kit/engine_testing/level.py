@@ -376,20 +376,13 @@ def assert_stops_early(
 
     whole_s: what it takes, from `time_slow`. stopped_s: makes one that is told to stop after some
     seconds, and returns how long it took. Other processes slow this one down and let go, so that
-    one early end proves nothing, nor a late one: of eight, three must be early by the shortest
-    whole one, which is measured again before they count and after each that was late.
+    one early end proves nothing, nor a late one: of eight in turn with whole ones, three must be.
     """
     whole, stopped = [whole_s], [whole_s]
-
-    def early() -> int:
-        return sum(each < min(whole) / 2 for each in stopped)
-
     for _ in range(8):
-        before = early()
         stopped.append(stopped_s(min(whole) / 10))
-        if early() == before or early() >= 3:
-            whole.append(time_predict(running, x))
-        if early() >= 3:
+        whole.append(time_predict(running, x))
+        if sum(each < min(whole) / 2 for each in stopped) == 3:
             return
     best = ", ".join(f"{each:.2f}" for each in sorted(stopped)[:3])
     raise AssertionError(

@@ -11,28 +11,40 @@ from engine_serve.bearer import Bearer
 from engine_serve.body import BODY, Body, Held, Room
 
 
-class _OneWrite:
-    """A connection that sends an answer's head together with what follows it.
+class _Guarded:
+    """A connection for one answer, which is dropped where it is closed.
 
-    Two writes are two system calls, and wake the client twice. For a connection that is closed the
-    answer is dropped: uvicorn tells only the last of several requests on it that it is lost.
+    uvicorn tells only the last of several requests that it is lost, and then uvloop's write raises.
     """
 
     def __init__(self, transport: Any) -> None:
-        self._head: bytes | None = None
         self._transport = transport
         self.close, self.is_closing = transport.close, transport.is_closing
 
     def write(self, data: bytes) -> None:
-        if self.is_closing():  # uvloop's write raises once the connection is lost
-            return
+        """Write, unless the connection is closed."""
+        if not self.is_closing():
+            self._transport.write(data)
+
+
+class _OneWrite(_Guarded):
+    """The same, which sends the answer's head together with what follows it.
+
+    Two writes are two system calls, and wake the client twice.
+    """
+
+    _head: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        """Keep the head, and write it with what follows."""
         if self._head is None:
             self._head = data
         elif self._head:
-            self._transport.writelines((self._head, data))
+            if not self.is_closing():
+                self._transport.writelines((self._head, data))
             self._head = b""
         else:
-            self._transport.write(data)
+            super().write(data)
 
 
 class InferProtocol(HttpToolsProtocol):
@@ -50,10 +62,11 @@ class InferProtocol(HttpToolsProtocol):
         """Begin a request."""
         super().on_headers_complete()
         self._body = None
-        if self.scope["method"] != "POST" or not self.scope["path"].endswith("/infer"):
+        is_infer = self.scope["method"] == "POST" and self.scope["path"].endswith("/infer")
+        way = _OneWrite if is_infer and not self.expect_100_continue else _Guarded
+        self.cycle.transport = cast(Any, way(self.transport))
+        if not is_infer:
             return
-        if not self.expect_100_continue:
-            self.cycle.transport = cast(Any, _OneWrite(self.transport))
         headers = dict(self.headers)
         length = _number(headers.get(b"content-length", b""))
         is_next = not self.pipeline and self.bearer.is_shown(headers.get(b"authorization", b""))

@@ -90,7 +90,17 @@ def test_a_refused_body_does_not_reach_the_next_request(affine: Served) -> None:
         assert read(connection, rest[rest.index(b"HTTP/1.1 200") :])[1] == [3.0, 3.0, 3.0]
 
 
-def test_an_answer_before_another_request_is_dropped_where_the_connection_is_lost() -> None:
+INFER = request_of(np.ones((1, 3), np.float32))
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [INFER, INFER.replace(b"\r\n", b"\r\nExpect: 100-continue\r\n", 1), b"GET / HTTP/1.1\r\n\r\n"],
+    ids=["infer", "expect", "get"],
+)
+def test_an_answer_before_another_request_is_dropped_where_the_connection_is_lost(
+    request_bytes: bytes,
+) -> None:
     over = threading.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -108,7 +118,7 @@ def test_an_answer_before_another_request_is_dropped_where_the_connection_is_los
             lambda: kind(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
         )
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        writer.write(2 * request_of(np.ones((1, 3), np.float32)))
+        writer.write(2 * request_bytes)
         try:
             answer = await reader.read()
             await asyncio.to_thread(over.wait, 5)
