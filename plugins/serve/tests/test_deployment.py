@@ -151,8 +151,8 @@ def test_supervisors_wait_longer_than_the_server_takes_to_end() -> None:
     options = parsed("kubernetes")
     delay_s = PODS["kubernetes"]["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert delay_s > 1.1 * options["grpc_connection_age"]  # grpc takes up to a tenth more
-    assert DEPLOYED["terminationGracePeriodSeconds"] > delay_s + options["drain"] + CLOSING_S
-    assert float(unit("TimeoutStopSec")) > parsed("systemd")["drain"] + CLOSING_S
+    assert DEPLOYED["terminationGracePeriodSeconds"] > delay_s + options["drain_s"] + CLOSING_S
+    assert float(unit("TimeoutStopSec")) > parsed("systemd")["drain_s"] + CLOSING_S
     assert f"`--drain` + {CLOSING_S:g} s" in PAGE.read_text()
 
 

@@ -106,7 +106,7 @@ def test_the_highest_rate_of_a_server_is_searched_for(cli, null):
         (("server", "--p99-ms", 5, "--runs", 9), "expected one number of clients and --duration"),
         (("server", "--p99-ms", 5, "--by-layer"), "--by-layer: is for the runs of one model"),
         (("sever",), "did you mean 'server'?"),
-        (("offline", "--versus", "a.b=1"), "--scenario: models that are compared or saved are run"),
+        (("offline", "--versus", "a.b=1"), "--scenario: a comparison, or a run to save, chooses"),
     ],
 )
 def test_a_scenario_that_cannot_be_is_wrong_usage(cli, path, options, error):
