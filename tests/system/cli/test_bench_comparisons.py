@@ -93,7 +93,7 @@ def test_targets_and_configs_are_compared_when_given_twice(cli, null, tmp_path):
         (("--target", "cpu", "--target", "cpu"), "got one of them twice"),
         (
             ("--versus", "a.b=1", "--runs", 3),
-            "--runs: a comparison, or a run to save, chooses its own number of runs; leave it out: ",
+            "--runs: a comparison, or a run to save, chooses its own number of runs; leave it out",
         ),
         (
             ("--versus", "a.b=1", "--clients", "2"),

@@ -138,7 +138,7 @@ def test_a_quantized_form_that_is_chosen_is_written_and_serves(cli, tmp_path):
     difference = found.get_data_to_numpy() - expected
     assert 0 < np.linalg.norm(difference) <= 0.1 * np.linalg.norm(expected)
 
-    said = f"another model: expected '{tuned['model'][:12]}', of '{made.name}', which was written beside"
+    said = f"another model: expected '{tuned['model'][:12]}', of '{made.name}', which was written"
     cli("run", path, "--config", config).fails(said)
     content = bytearray(made.read_bytes())
     content[len(content) // 2] ^= 1  # of a weight
