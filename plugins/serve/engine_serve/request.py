@@ -7,19 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from engine_serve.errors import RequestError
+from engine_serve.shared_memory import Place
 from engine_serve.tensors import Array
 
 _LONGEST_US = 1 << 50  # 35 years; a float holds it
 _MOST_PRIORITY = 100  # of the engine's; the protocol's highest is 1
-
-
-@dataclass(slots=True)
-class Place:
-    """A part of a shared-memory region: where a tensor lies."""
-
-    region: str
-    offset: int
-    nbytes: int
 
 
 @dataclass(slots=True)
@@ -87,28 +79,6 @@ def priority_of(
         )
     level = level or default_level
     return max(-_MOST_PRIORITY, _MOST_PRIORITY + 1 - level) if level else 0
-
-
-def place_of(parameters: Mapping[str, Any], name: str) -> Place | None:
-    """Return where a tensor's parameters say that it lies; None for not in shared memory."""
-    region = parameters.get("shared_memory_region")
-    nbytes = parameters.get("shared_memory_byte_size")
-    offset = parameters.get("shared_memory_offset", 0)
-    if region is None and nbytes is None and not offset:
-        return None
-    if not isinstance(region, str) or not _is_whole(nbytes) or not _is_whole(offset):
-        raise RequestError(
-            f"tensor {name!r}: shared memory takes 'shared_memory_region', a name, and "
-            f"'shared_memory_byte_size', in bytes; got {region!r} and {nbytes!r}",
-            name,
-        )
-    if nbytes < 0 or offset < 0:
-        raise RequestError(
-            f"tensor {name!r}: size and offset in shared memory must be 0 or more, got "
-            f"{nbytes} and {offset}",
-            name,
-        )
-    return Place(region, offset, nbytes)
 
 
 def classes_of(parameters: Mapping[str, Any], name: str) -> int:

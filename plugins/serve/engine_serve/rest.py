@@ -108,7 +108,7 @@ class Rest:
                 name,
                 version,
                 lambda model: request_of(body, header_length, model, regions),
-                lambda inference, results, model: answer_of(inference, results, model, regions),
+                answer_of,
                 token,
                 is_large=(len(body) if header_length is None else header_length) > _LARGE,
             )

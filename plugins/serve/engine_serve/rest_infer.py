@@ -18,7 +18,6 @@ from engine_serve.request import (
     Inference,
     Output,
     classes_of,
-    place_of,
     priority_of,
     timeout_of,
 )
@@ -60,7 +59,7 @@ def request_of(
         own = _parameters(tensor, f"input {name!r}")
         datatype, shape = tensor.get("datatype"), tensor.get("shape")
         nbytes = own.get("binary_data_size")
-        place = place_of(own, name)
+        place = regions.place_of(own, name)
         if (nbytes is not None) + (place is not None) + ("data" in tensor) != 1:
             raise RequestError(
                 f"input {name!r}: takes one of 'data', the parameter 'binary_data_size' and a "
@@ -68,7 +67,7 @@ def request_of(
                 name,
             )
         if place is not None:
-            inputs[name] = from_raw(datatype, shape, regions.read(place, name), name)
+            inputs[name] = from_raw(datatype, shape, place.read(name), name)
         elif nbytes is None:
             inputs[name] = from_json(datatype, shape, tensor["data"], name)
         else:
@@ -86,7 +85,7 @@ def request_of(
     return Inference(
         request_id,
         inputs,
-        _outputs(head, all_binary),
+        _outputs(head, all_binary, regions),
         timeout_of(parameters),
         priority_of(parameters, model.default_level, model.highest_level),
         all_binary,
@@ -196,7 +195,7 @@ def _parameters(tensor: Mapping[str, Any], whose: str) -> dict[str, Any]:
     return found
 
 
-def _outputs(head: Mapping[str, Any], all_binary: bool) -> list[Output] | None:
+def _outputs(head: Mapping[str, Any], all_binary: bool, regions: Regions) -> list[Output] | None:
     if head.get("outputs") in (None, []):
         return None
     found = []
@@ -204,12 +203,12 @@ def _outputs(head: Mapping[str, Any], all_binary: bool) -> list[Output] | None:
         name = _name(tensor, "outputs")
         own = _parameters(tensor, f"output {name!r}")
         is_binary = own.get("binary_data", all_binary) is True
-        found.append(Output(name, classes_of(own, name), is_binary, place_of(own, name)))
+        found.append(Output(name, classes_of(own, name), is_binary, regions.place_of(own, name)))
     return found
 
 
 def answer_of(
-    inference: Inference, results: Mapping[str, Array], model: LoadedModel, regions: Regions
+    inference: Inference, results: Mapping[str, Array], model: LoadedModel
 ) -> tuple[int | None, list[Raw]]:
     """Return the length of an answer's JSON, None where there is nothing else, and its parts."""
     outputs: list[dict[str, Any]] = []
@@ -222,9 +221,9 @@ def answer_of(
         }
         if output.place is not None:
             raw = to_raw(values)
-            regions.write(output.place, raw, output.name)
+            output.place.write(raw, output.name)
             tensor["parameters"] = {
-                "shared_memory_region": output.place.region,
+                "shared_memory_region": output.place.region.name,
                 "shared_memory_offset": output.place.offset,
                 "shared_memory_byte_size": len(raw),
             }

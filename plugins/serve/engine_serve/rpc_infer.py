@@ -12,7 +12,7 @@ from engine_serve.datatypes import BYTES, numpy_of
 from engine_serve.errors import RequestError
 from engine_serve.loaded import LoadedModel
 from engine_serve.protocol import message
-from engine_serve.request import Inference, Output, classes_of, place_of, priority_of, timeout_of
+from engine_serve.request import Inference, Output, classes_of, priority_of, timeout_of
 from engine_serve.shared_memory import Regions
 from engine_serve.tensors import Array, from_raw, shape_of, text_of, to_raw
 
@@ -59,10 +59,12 @@ def request_of(
         name = tensor.name
         if name in inputs:
             raise RequestError(f"input {name!r} is there twice", name)
-        place = place_of(parameters_of(tensor.parameters), name) if tensor.parameters else None
+        place = (
+            regions.place_of(parameters_of(tensor.parameters), name) if tensor.parameters else None
+        )
         shape = tensor.shape[:]
         if place is not None:
-            inputs[name] = from_raw(tensor.datatype, shape, regions.read(place, name), name)
+            inputs[name] = from_raw(tensor.datatype, shape, place.read(name), name)
         elif not raws:
             inputs[name] = _typed(tensor, shape)
         elif tensor.HasField("contents"):
@@ -82,7 +84,7 @@ def request_of(
     for wanted in request.outputs[:]:
         name = wanted.name
         own = parameters_of(wanted.parameters) if wanted.parameters else {}
-        outputs.append(Output(name, classes_of(own, name), is_raw, place_of(own, name)))
+        outputs.append(Output(name, classes_of(own, name), is_raw, regions.place_of(own, name)))
     parameters = parameters_of(request.parameters) if request.parameters else {}
     timeout_s = timeout_of(parameters)
     if left_s is not None:
@@ -117,9 +119,7 @@ def _typed(tensor: Any, shape: list[int]) -> Array:
         raise RequestError(f"input {name!r}: {datatype} cannot hold it: {error}", name) from error
 
 
-def answer_of(
-    inference: Inference, results: Mapping[str, Array], model: LoadedModel, regions: Regions
-) -> Any:
+def answer_of(inference: Inference, results: Mapping[str, Array], model: LoadedModel) -> Any:
     """Return the ModelInferResponse of results."""
     answer = ModelInferResponse(model_name=model.name, model_version=model.version, id=inference.id)
     found = [*outputs_of(results, inference, model)]
@@ -134,8 +134,8 @@ def answer_of(
             continue
         raw = to_raw(values)
         if output.place is not None:
-            regions.write(output.place, raw, output.name)
-            tensor.parameters["shared_memory_region"].string_param = output.place.region
+            output.place.write(raw, output.name)
+            tensor.parameters["shared_memory_region"].string_param = output.place.region.name
             tensor.parameters["shared_memory_byte_size"].int64_param = len(raw)
             if output.place.offset:
                 tensor.parameters["shared_memory_offset"].int64_param = output.place.offset

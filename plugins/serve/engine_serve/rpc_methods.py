@@ -26,7 +26,7 @@ async def model_infer(service: Service, request: Any, context: Any) -> Any:
         request.model_name,
         request.model_version,
         lambda model: request_of(request, model, regions, left_s),
-        lambda inference, results, model: answer_of(inference, results, model, regions),
+        answer_of,
     )
 
 

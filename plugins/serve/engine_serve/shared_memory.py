@@ -9,27 +9,94 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from engine_serve.errors import NotFound, RequestError, Unsupported
-from engine_serve.request import Place
 from engine_serve.tensors import Raw
 
 _FOLDER = Path("/dev/shm")
 _MOST = 10_000
 
 
-class Region(NamedTuple):
-    """A part of a POSIX shared-memory object. file: its descriptor."""
+@dataclass(slots=True, eq=False)
+class Region:
+    """A part of a POSIX shared-memory object, from its registration until `close`."""
 
     name: str
     key: str
     offset: int
     nbytes: int
-    file: int
+    _file: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def opened(self, tensor: str) -> Iterator[int]:
+        """Return the descriptor, which stays open meanwhile. Raises RequestError."""
+        with self._lock:
+            if self._file < 0:
+                raise RequestError(
+                    f"tensor {tensor!r}: region {self.name!r} was unregistered while the request "
+                    "ran",
+                    tensor,
+                )
+            yield self._file
+
+    def close(self) -> None:
+        """Let requests that hold the region fail: its client may use the memory for another."""
+        with self._lock:
+            os.close(self._file)
+            self._file = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A part of a region: where a tensor of a request lies.
+
+    It holds the region that was registered when the request was read: another may get its name
+    while the model runs, for other requests.
+    """
+
+    region: Region
+    offset: int
+    nbytes: int
+
+    def read(self, name: str) -> Raw:
+        """Return the bytes of an input. Raises RequestError, which names it."""
+        data = np.empty(self.nbytes, np.uint8).data
+        at, done = self.region.offset + self.offset, 0
+        with self.region.opened(name) as file:
+            while done < len(data):
+                count = os.preadv(file, [data[done:]], at + done)
+                if not count:
+                    raise self._shrunk(name)
+                done += count
+        return data
+
+    def write(self, data: Raw, name: str) -> None:
+        """Write an output. Raises RequestError, which names it."""
+        if len(data) > self.nbytes:
+            raise RequestError(
+                f"output {name!r} has {len(data)} bytes, but its place in region "
+                f"{self.region.name!r} has {self.nbytes}",
+                name,
+            )
+        view, at = memoryview(data), self.region.offset + self.offset
+        with self.region.opened(name) as file:
+            if os.fstat(file).st_size < at + len(data):
+                raise self._shrunk(name)  # a write would make it longer
+            while view:
+                count = os.pwritev(file, [view], at)
+                view, at = view[count:], at + count
+
+    def _shrunk(self, name: str) -> RequestError:
+        text = f"tensor {name!r}: region {self.region.name!r} is shorter than registered"
+        return RequestError(text, name)
 
 
 class Regions:
@@ -77,13 +144,12 @@ class Regions:
             self._regions[name] = Region(name, key, offset, nbytes, file)
 
     def unregister(self, name: str = "") -> None:
-        """Forget a region, or all of them."""
+        """Forget a region, or all of them. From then on, no request reads or writes it."""
         with self._lock:
-            names = [name] if name else [*self._regions]
-            for each in names:
+            for each in [name] if name else [*self._regions]:
                 region = self._regions.pop(each, None)
                 if region is not None:
-                    os.close(region.file)
+                    region.close()
 
     def listed(self, name: str = "") -> list[Region]:
         """Return the regions, or the one of a name. Raises NotFound."""
@@ -92,52 +158,42 @@ class Regions:
                 raise NotFound(f"there is no region {name!r}")
             return [self._regions[name]] if name else [*self._regions.values()]
 
-    def read(self, place: Place, name: str) -> Raw:
-        """Return the bytes of an input. Raises RequestError, which names it."""
-        with self._lock:  # so that the descriptor stays this region's
-            region, at = self._found(place, name)
-            data = np.empty(place.nbytes, np.uint8).data
-            done = 0
-            while done < len(data):
-                count = os.preadv(region.file, [data[done:]], at + done)
-                if not count:
-                    raise _shrunk(region, name)
-                done += count
-            return data
+    def place_of(self, parameters: Mapping[str, Any], name: str) -> Place | None:
+        """Return where a tensor's parameters say that it lies; None for not in shared memory.
 
-    def write(self, place: Place, data: Raw, name: str) -> None:
-        """Write an output. Raises RequestError, which names it."""
-        if len(data) > place.nbytes:
+        Raises RequestError, which names the tensor.
+        """
+        wanted = parameters.get("shared_memory_region")
+        nbytes = parameters.get("shared_memory_byte_size")
+        offset = parameters.get("shared_memory_offset", 0)
+        if wanted is None and nbytes is None and not offset:
+            return None
+        if not isinstance(wanted, str) or type(nbytes) is not int or type(offset) is not int:
             raise RequestError(
-                f"output {name!r} has {len(data)} bytes, but its place in region "
-                f"{place.region!r} has {place.nbytes}",
+                f"tensor {name!r}: shared memory takes 'shared_memory_region', a name, and "
+                f"'shared_memory_byte_size', in bytes; got {wanted!r} and {nbytes!r}",
                 name,
             )
-        with self._lock:
-            region, at = self._found(place, name)
-            if os.fstat(region.file).st_size < at + len(data):
-                raise _shrunk(region, name)  # a write would make it longer
-            view = memoryview(data)
-            while view:
-                count = os.pwritev(region.file, [view], at)
-                view, at = view[count:], at + count
-
-    def _found(self, place: Place, name: str) -> tuple[Region, int]:
-        region = self._regions.get(place.region)
+        if nbytes < 0 or offset < 0:
+            raise RequestError(
+                f"tensor {name!r}: size and offset in shared memory must be 0 or more, got "
+                f"{nbytes} and {offset}",
+                name,
+            )
+        region = self._regions.get(wanted)
         if region is None:
-            raise RequestError(f"tensor {name!r}: there is no region {place.region!r}", name)
-        if place.offset + place.nbytes > region.nbytes:
+            raise RequestError(f"tensor {name!r}: there is no region {wanted!r}", name)
+        if offset + nbytes > region.nbytes:
             raise RequestError(
-                f"tensor {name!r}: region {place.region!r} has {region.nbytes} bytes, got "
-                f"{place.nbytes} at offset {place.offset}",
+                f"tensor {name!r}: region {wanted!r} has {region.nbytes} bytes, got "
+                f"{nbytes} at offset {offset}",
                 name,
             )
-        if place.nbytes > self._most_bytes:  # a region may be longer than the memory that it has
+        if nbytes > self._most_bytes:  # a region may be longer than the memory that it has
             raise RequestError(
-                f"tensor {name!r}: expected {self._most_bytes} bytes at most, got {place.nbytes}",
-                name,
+                f"tensor {name!r}: expected {self._most_bytes} bytes at most, got {nbytes}", name
             )
-        return region, region.offset + place.offset
+        return Place(region, offset, nbytes)
 
 
 def _opened(name: str, key: str) -> int:
@@ -148,7 +204,3 @@ def _opened(name: str, key: str) -> int:
         raise RequestError(
             f"region {name!r}: cannot open shared memory '/{key}': {text}", name
         ) from error
-
-
-def _shrunk(region: Region, name: str) -> RequestError:
-    return RequestError(f"tensor {name!r}: region {region.name!r} is shorter than registered", name)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,14 +14,20 @@ os.environ["ENGINE_CACHE"] = "off"  # what a test builds is no business of the u
 
 sys.path.insert(0, str(Path(__file__).parent))  # `serve_ways` is for every file here
 
-from serve_ways import Served, served
+from serve_ways import Serve, Served, served
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Served]]:
+def serve() -> Iterator[Serve]:
     """Return `served` as a function; what it serves ends with the test."""
     with ExitStack() as stack:
         yield lambda *words, **more: stack.enter_context(served(*words, **more))
+
+
+@pytest.fixture
+def serve_affine(serve: Serve, tmp_path: Path) -> Serve:
+    """Return `serve` of a server like `affine`, for the test alone."""
+    return lambda **more: serve(models.affine(tmp_path), **more)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -54,6 +55,10 @@ def identity(path: Path, dtype: int) -> Path:
     opsets = [helper.make_opsetid("", 19)]
     onnx.save(helper.make_model(graph, ir_version=9, opset_imports=opsets), path)
     return path
+
+
+Serve = Callable[..., "Served"]
+"""The fixtures `serve` and `serve_affine`."""
 
 
 class Served:
@@ -150,7 +155,22 @@ def binary(
     return head + x.tobytes(), {"Inference-Header-Content-Length": str(len(head))}
 
 
+def http(path: str, body: bytes, headers: dict[str, str]) -> bytes:
+    """Return a POST as it is sent."""
+    headers = {"Host": "[::1]", **headers, "Content-Length": str(len(body))}
+    lines = [f"POST {path} HTTP/1.1", *(f"{key}: {value}" for key, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
 def connected(address: str) -> socket.socket:
     """Return a connection to an address as "127.0.0.1:8000"."""
     host, _, port = address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=30)
+
+
+def until(claim: Callable[[], bool]) -> None:
+    """Wait for a claim to be true, for a minute at most."""
+    end = time.monotonic() + 60
+    while not claim() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert claim()

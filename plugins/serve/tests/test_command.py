@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -18,11 +19,12 @@ import pytest
 from serve_process import PORTS, process
 from serve_ways import X, ask, binary, scaled, slow, tensor
 
+from engine.cli import main
 from engine_serve import __version__ as version
 
 
 def refused(*words: object) -> tuple[int, str]:
-    command = [sys.executable, "-m", "engine.cli", "serve", *map(str, words), *PORTS]
+    command = [sys.executable, "-m", "engine.cli", "serve", *PORTS, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stderr
 
@@ -47,11 +49,10 @@ def test_sigterm_lets_a_request_that_runs_end_with_its_answer(tmp_path: Path) ->
     assert (status, found) == (0, [(200, True)])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_an_idle_server_with_status_0(tmp_path: Path, number: signal.Signals) -> None:
+def test_sigint_ends_an_idle_server_with_status_0(tmp_path: Path) -> None:
     with process(scaled(tmp_path / "net.onnx", 2)) as served:
         assert ask(served.http, "GET", "/v2/health/ready")[0] == 200
-        status, log = served.end(number)
+        status, log = served.end(signal.SIGINT)
     assert status == 0
     assert "ending" in log
 
@@ -73,7 +74,8 @@ def test_logs_are_lines_of_json_that_say_what_happens(tmp_path: Path) -> None:
         (two / "2").mkdir()
         (two / "2/model.onnx").write_text("no model")
         assert ask(served.http, "POST", "/v2/repository/models/two/load")[0] == 500
-        _, rest = served.end()
+        status, rest = served.end()
+    assert status == 0
     lines = [json.loads(line) for line in (served.log + rest).splitlines()]
     assert all({"time", "level", "logger", "message"} <= {*line} for line in lines)
     assert not any("exception" in line for line in lines)  # the fault is the file's
@@ -114,15 +116,13 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path:
 
 def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
     path = scaled(tmp_path / "net.onnx", 2)
-    with process(path) as served:
-        port = served.http.partition(":")[2]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
         for option in ("--http-port", "--grpc-port"):
-            command = [sys.executable, "-m", "engine.cli", "serve", str(path), *PORTS, option, port]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 1
-            assert done.stderr == (
+            assert refused(path, option, port) == (
+                1,
                 f"error: cannot listen at 127.0.0.1:{port}: Address already in use; {option} "
-                "chooses another port, 0 one that is free\n"
+                "chooses another port, 0 one that is free\n",
             )
 
 
@@ -154,10 +154,17 @@ def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
         (["x", "--grpc-keepalive", "0"], 2, "--grpc-keepalive"),
     ],
 )
-def test_wrong_usage_is_an_error(words: list[str], status: int, text: str) -> None:
-    got, log = refused(*words)
-    assert got == status
-    assert text in log
+def test_wrong_usage_is_an_error(
+    words: list[str],
+    status: int,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("engine_serve.command.to_stderr", lambda **_: None)  # it lasts
+    monkeypatch.setattr("engine_serve.command.run", lambda *_: pytest.fail("it is served"))
+    assert main(["serve", *words]) == status
+    assert text in capsys.readouterr().err
 
 
 def test_https_is_served_with_a_certificate(tmp_path: Path) -> None:

@@ -20,11 +20,10 @@ import tritonclient.grpc as rpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from serve_process import Process, process
-from serve_ways import Served, X, ask, binary, connected, scaled, slow
+from serve_ways import Serve, Served, X, ask, binary, connected, scaled, slow
 from tritonclient.utils import InferenceServerException
 
 INFER = "/v2/models/net/infer"
-Serve = Callable[..., Served]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,13 +12,12 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from serve_ways import Served, scaled
+from serve_ways import Serve, Served, scaled
 
 from engine_serve.protocol import HEALTH, SERVICE, message
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN
-Serve = Callable[..., Served]
 
 
 @pytest.fixture

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from serve_ways import Served, X, scaled
+from serve_ways import Serve, Served, X, scaled
 
 try:
     import kserve.inference_client  # noqa: F401
@@ -24,8 +24,6 @@ import httpx
 from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferOutput, InferRequest
 from kserve.inference_client import RESTConfig
 from kserve.protocol.infer_type import RequestedOutput
-
-Serve = Callable[..., Served]
 
 
 class Rest:

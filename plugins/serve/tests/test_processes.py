@@ -6,8 +6,7 @@ import json
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,13 +15,12 @@ import numpy as np
 import onnx
 import pytest
 import tritonclient.grpc as rpc
-from serve_ways import Served, X, ask, infer, scaled, served, tensor
+from repository_ways import load, unload
+from serve_ways import Serve, Served, X, ask, infer, scaled, served, tensor, until
 
 from engine.errors import EngineError, SettingError
 from engine_serve import config_file
 from engine_serve.runners import Running, devices_of, kind_of, most_shared
-
-Serve = Callable[..., Served]
 
 
 def children() -> set[int]:
@@ -32,13 +30,6 @@ def children() -> set[int]:
         with suppress(FileNotFoundError):
             found.update(map(int, (task / "children").read_text().split()))
     return found
-
-
-def until(claim: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not claim() and time.monotonic() < end:
-        time.sleep(0.005)
-    assert claim()
 
 
 def claims(served: Served) -> list[bool]:
@@ -139,12 +130,12 @@ def test_nothing_is_left_of_a_model_that_is_unloaded_or_replaced(
     found = serve(folder)
     first = children() - others
     assert len(first) == 2
-    assert ask(found.http, "POST", "/v2/repository/models/net/load")[0] == 200
+    assert load(found)[0] == 200
     until(lambda: not first & children())
     until(lambda: len(children() - others) == 2)
     status, answer = infer(found.http, "net", tensor(np.ones((8, 3), np.float32)))
     assert (status, answer["outputs"][0]["data"]) == (200, 24 * [3.0])
-    assert ask(found.http, "POST", "/v2/repository/models/net/unload")[0] == 200
+    assert unload(found)[0] == 200
     until(lambda: children() <= others)
 
 
@@ -176,18 +167,17 @@ def test_a_clients_configuration_does_not_say_where_a_model_runs(
     (folder / "config.pbtxt").write_text(WORKERS % "process")
     found, others = serve(folder), children()
 
-    def load(config: object) -> tuple[int, str]:
-        body = {"parameters": {"config": json.dumps(config)}}
-        status, said = ask(found.http, "POST", "/v2/repository/models/net/load", body)
+    def load_as(config: object) -> tuple[int, str]:
+        status, said = load(found, config=json.dumps(config))
         return status, said["error"] if said else ""
 
-    assert load({"maxBatchSize": 8})[0] == 200
+    assert load_as({"maxBatchSize": 8})[0] == 200
     until(lambda: len(children() - others) == 1)  # another process, and none but that
     told = ask(found.http, "GET", "/v2/models/net/config")[1]
     assert told["parameters"] == {"workers": {"string_value": "process"}}
-    assert load(told)[0] == 200
+    assert load_as(told)[0] == 200
     told["parameters"]["workers"]["string_value"] = "none"
-    status, error = load(told)
+    status, error = load_as(told)
     assert status == 400
     assert "expected {'workers': 'process'} or none, got {'workers': 'none'}" in error
 

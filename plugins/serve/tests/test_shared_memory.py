@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,17 +21,28 @@ from serve_ways import Served, X, ask, served
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as shm
 
+from engine_serve.loaded import LoadedModel
 from engine_testing import models
+
+CONTENT = X.tobytes().ljust(4096, b"\0")
+
+
+@contextmanager
+def shared_object() -> Iterator[str]:
+    """Yield the key of an object that has CONTENT."""
+    found = f"/engine-serve-{uuid.uuid4().hex}"
+    path = Path(f"/dev/shm{found}")
+    path.write_bytes(CONTENT)
+    try:
+        yield found
+    finally:
+        path.unlink()
 
 
 @pytest.fixture
 def key() -> Iterator[str]:
-    """The key of an object of 4096 bytes, which begins with X."""
-    found = f"/engine-serve-{uuid.uuid4().hex}"
-    path = Path(f"/dev/shm{found}")
-    path.write_bytes(X.tobytes().ljust(4096, b"\0"))
-    yield found
-    path.unlink(missing_ok=True)
+    with shared_object() as found:
+        yield found
 
 
 @pytest.mark.parametrize("client", [rest, rpc], ids=["http", "grpc"])
@@ -62,6 +78,10 @@ def register(
     return ask(affine.http, "POST", "/v2/systemsharedmemory/region/r/register", body)
 
 
+def unregister(affine: Served) -> None:
+    assert ask(affine.http, "POST", "/v2/systemsharedmemory/unregister")[0] == 200
+
+
 def place(region: str, nbytes: int, offset: int = 0) -> dict[str, object]:
     return {
         "shared_memory_region": region,
@@ -79,7 +99,7 @@ def infer_from(affine: Served, parameters: dict[str, object]) -> tuple[int, dict
 def region(affine: Served, key: str) -> Iterator[str]:
     assert register(affine, key)[0] == 200
     yield "r"
-    assert ask(affine.http, "POST", "/v2/systemsharedmemory/unregister")[0] == 200
+    unregister(affine)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +176,47 @@ def test_a_place_that_is_too_small_for_its_output_is_an_error(affine: Served, re
     status, found = ask(affine.http, "POST", "/v2/models/affine/infer", body)
     assert status == 400
     assert found["error"] == "output 'y' has 24 bytes, but its place in region 'r' has 20"
+
+
+@pytest.mark.parametrize("is_other", [True, False], ids=["another object", "the same object"])
+@pytest.mark.parametrize("client", [rest, rpc], ids=["http", "grpc"])
+def test_an_output_is_never_written_to_a_region_that_has_got_its_regions_name(
+    affine: Served, client: ModuleType, is_other: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, may_end, infer = threading.Event(), threading.Event(), LoadedModel.infer
+
+    async def held(*arguments: Any) -> Any:
+        runs.set()
+        await asyncio.to_thread(may_end.wait, 60)
+        return await infer(*arguments)
+
+    monkeypatch.setattr(LoadedModel, "infer", held)
+
+    def ask_for_y() -> None:
+        connection = client.InferenceServerClient(affine.http if client is rest else affine.grpc)
+        given = client.InferInput("x", X.shape, "FP32")
+        given.set_data_from_numpy(X)
+        wanted = client.InferRequestedOutput("y")
+        wanted.set_shared_memory("r", 24, offset=64)
+        with closing(connection), pytest.raises(InferenceServerException) as raised:
+            connection.infer("affine", [given], outputs=[wanted])
+        text = "tensor 'y': region 'r' was unregistered while the request ran"
+        assert raised.value.message() == text
+
+    with shared_object() as before, shared_object() as other, ThreadPoolExecutor(1) as threads:
+        assert register(affine, before)[0] == 200
+        asking = threads.submit(ask_for_y)
+        try:
+            assert runs.wait(60)
+            unregister(affine)
+            assert register(affine, other if is_other else before)[0] == 200
+        finally:
+            may_end.set()
+            asking.exception()  # once it has ended
+            unregister(affine)
+        for key in (before, other):
+            assert Path(f"/dev/shm{key}").read_bytes() == CONTENT
+        asking.result()
 
 
 def test_where_it_is_off_nothing_is_registered(tmp_path: Path, key: str) -> None:

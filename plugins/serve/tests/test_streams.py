@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from serve_ways import Served, X, connected, slow
+from serve_ways import Serve, X, connected, slow
 
 from engine_serve.bearer import Bearer
 from engine_serve.protocol import SERVICE, message
@@ -25,8 +25,6 @@ from engine_serve.rpc import Rpc
 from engine_serve.service import Service
 from engine_serve.shared_memory import Regions
 from engine_testing import models
-
-Serve = Callable[..., Served]
 
 
 def request_of(model: str, x: np.ndarray) -> Any:

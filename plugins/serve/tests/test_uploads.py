@@ -7,7 +7,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ import numpy as np
 import pytest
 import tritonclient.grpc as rpc
 import tritonclient.http as rest
+from repository_ways import factor, load, unload
 from serve_process import process
-from serve_ways import Served, X, ask, infer, scaled, slow, tensor
+from serve_ways import Serve, Served, X, ask, infer, scaled, slow, tensor, until
 from tritonclient.utils import InferenceServerException
 
 from engine_serve.polling import Polling
 
-Serve = Callable[..., Served]
 CLIENTS = pytest.mark.parametrize("kind", [rest, rpc], ids=["http", "grpc"])
 
 
@@ -41,16 +40,6 @@ def left(tmp_path: Path) -> list[str]:
 
 def content(tmp_path: Path, factor: float) -> bytes:
     return scaled(tmp_path / "elsewhere/model.onnx", factor).read_bytes()
-
-
-def factor(served: Served, path: str) -> object:
-    status, found = infer(served.http, path, tensor(np.ones((1, 3), "f4")))
-    return found["outputs"][0]["data"][0] if status == 200 else (status, found["error"])
-
-
-def load(served: Served, name: str, **parameters: Any) -> tuple[int, Any]:
-    body = json.dumps({"parameters": parameters})
-    return ask(served.http, "POST", f"/v2/repository/models/{name}/load", body)
 
 
 def index(served: Served) -> list[tuple[str, str, str]]:
@@ -117,14 +106,11 @@ def test_files_stay_until_the_last_request_of_their_model(here: Served, tmp_path
     [model] = here.repository.loaded("sent")
     while not model.in_flight and asking.is_alive():
         time.sleep(0.001)
-    assert ask(here.http, "POST", "/v2/repository/models/sent/unload")[0] == 200
+    assert unload(here, "sent")[0] == 200
     assert left(tmp_path) == ["1/model.onnx"]
     asking.join()
     assert found == [200]
-    until = time.monotonic() + 30
-    while left(tmp_path) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert left(tmp_path) == []
+    until(lambda: left(tmp_path) == [])
 
 
 @pytest.mark.parametrize(
@@ -174,7 +160,7 @@ def test_room_is_given_back(here: Served, tmp_path: Path) -> None:
         assert load(here, "b", **given)[0] == 413
         bad = {"file:1/model.onnx": base64.b64encode(b"no model" + bytes(30_000)).decode()}
         assert load(here, "b", **bad)[0] == 400
-        assert ask(here.http, "POST", "/v2/repository/models/a/unload")[0] == 200
+        assert unload(here, "a")[0] == 200
 
 
 def test_external_data_of_a_model_that_is_sent_stays_in_its_folder(
@@ -220,7 +206,4 @@ def test_nothing_is_left_of_files_that_were_sent_when_the_server_is_killed(tmp_p
         assert left(tmp_path) == ["1/model.onnx"]
         found.process.kill()
         found.process.wait()
-        until = time.monotonic() + 30
-        while [*(tmp_path / "temporary").iterdir()] and time.monotonic() < until:
-            time.sleep(0.01)
-        assert [*(tmp_path / "temporary").iterdir()] == []
+        until(lambda: [*(tmp_path / "temporary").iterdir()] == [])
