@@ -307,5 +307,6 @@ def _write_optimized(model: str | bytes, options: Any) -> None:
 def _running(model: Model, wanted: Asked) -> Asked:
     """Return the providers whose target runs some of the model; the CPU is always one."""
     plan = model_state(model).require_built().plan
-    types = {device.type for _, device in plan.parts} | {plan.device.type}
-    return {name: given for name, given in wanted.items() if name == CPU or TARGETS[name] in types}
+    parts = [*plan.parts, (plan.backend, plan.device)]
+    names = {TARGETS[CPU], *(name for part, device in parts for name in (part.name, device.type))}
+    return {name: given for name, given in wanted.items() if TARGETS[name] in names}

@@ -132,23 +132,33 @@ def _available_of(providers: Any) -> list[str]:
     return get_available_providers()
 
 
+def _by_default() -> list[str]:
+    """Return the providers of a session that names none: the installed onnxruntime's, as it does.
+
+    Without it, or where none of these is there, all that are.
+    """
+    theirs = TARGETS if native is None else native.get_available_providers()
+    found = [name for name, target in TARGETS.items() if name in theirs and is_there(target)]
+    return found or get_available_providers()
+
+
 def asked(providers: Any, provider_options: Any, noted: Sequence[tuple[str, Any]]) -> Asked:
-    """Return the providers that a session is to run on: those that are there, the CPU last.
+    """Return the providers that a session is to run on: those that are there, and the CPU.
 
     noted: those of its options, for a session without any of its own. Raises ValueError,
     and RuntimeError for a name that onnxruntime does not know.
     """
-    providers = providers or [*noted] or None
+    providers = providers or [*noted]
+    if not providers:
+        providers, provider_options = _by_default(), None
     available = _available_of(providers)
     names, options = check_and_normalize_provider_args(providers, provider_options, available)
     for name in names:
         if name not in TARGETS and name not in (*_OTHERS, *get_all_providers()):
             raise RuntimeError(f"Unknown Provider Type: {name}")
     found = {name: given for name, given in zip(names, options) if name in available}
-    if not names:
-        found = {name: {} for name in available}
     if CPU in available:
-        found[CPU] = found.pop(CPU, {})  # it always comes last, and takes what the others do not
+        found.setdefault(CPU, {})  # last where nobody says otherwise: what the others do not run
     if not found:
         raise made("Fail", f"none of {', '.join(names)} is here: see `engine doctor`")
     return found

@@ -25,7 +25,7 @@ class InferenceSession:
     """A model that is built, and runs.
 
     path_or_bytes: the model's file, or the model. providers: names, or names with options, in the
-    order in which they are to run nodes; without them, all that are there.
+    order in which they are to run nodes; without them, those of the installed onnxruntime.
     """
 
     def __init__(

@@ -128,7 +128,7 @@ class BuildOptions:
         BackendUnavailable for a provider that the backend does not have.
         """
         settings = getattr(self.context, target.device_type, None)
-        given = _section(backend, target, self.config, is_listed)
+        given = self._section(backend, target, is_listed)
         graph = source.graph
         shapes: Mapping[str, ShapeRange] = {}
         profiles: tuple[Mapping[str, ShapeRange], ...] = ()
@@ -181,6 +181,32 @@ class BuildOptions:
             cancel=self.cancel,
         )
 
+    def _section(self, backend: Backend, target: Target, is_listed: bool) -> dict[str, str]:
+        """Return what the user set for a backend; a word, once, on what nobody reads."""
+        config = self.config
+        if not config:
+            return {}
+        from engine.config.schema import unused_settings  # rare
+
+        read = sections_read(target)
+        for unused in unused_settings(
+            config, target.backend, read, backend.info.options, _with_sections
+        ):
+            warn_once(unused.text)
+        unread = f"{target.device_type}_context"
+        if is_listed and config.get(unread) and unread not in read and not self._asks_own(target):
+            warn_once(
+                f"configuration section [{unread}] is not read: backend {target.backend!r} serves "
+                f"the target {target.device_type!r}, and reads [{read[0]}]"
+            )
+        return {key: value for name in read for key, value in config.get(name, {}).items()}
+
+    def _asks_own(self, target: Target) -> bool:
+        """Return whether this project's own backend of a target's device type is a target too."""
+        own = OFFICIAL.get(target.device_type, "")
+        asked = map(str.lower, overriding() or self.context.target)
+        return own in installed() and not {own, target.device_type}.isdisjoint(asked)
+
     def _workspace(self, backend: Backend) -> dict[str, str]:
         """Return the settings by which a backend shares workspace; a word, once, if it cannot."""
         lacks = ""
@@ -194,26 +220,10 @@ class BuildOptions:
         return {"workspace": "process"}
 
 
-def _section(
-    backend: Backend, target: Target, config: Mapping[str, Mapping[str, str]], is_listed: bool
-) -> dict[str, str]:
-    """Return what the user set for a backend; a word, once, on what nobody reads."""
-    if not config:
-        return {}
-    from engine.config.schema import unused_settings  # rare
-
-    read = sections_read(target)
-    for unused in unused_settings(
-        config, target.backend, read, backend.info.options, _with_sections
-    ):
-        warn_once(unused.text)
-    unread = f"{target.device_type}_context"
-    if is_listed and config.get(unread) and unread not in read:
-        warn_once(
-            f"configuration section [{unread}] is not read: backend {target.backend!r} serves the "
-            f"target {target.device_type!r}, and reads [{read[0]}]"
-        )
-    return {key: value for name in read for key, value in config.get(name, {}).items()}
+def overriding() -> list[str]:
+    """Return the targets of ENGINE_TARGET, which go before the context's; none if it is unset."""
+    parts = os.environ.get("ENGINE_TARGET", "").split(",")
+    return [name for part in parts if (name := part.strip())]
 
 
 def has_own_device_ids(backend: Backend) -> bool:

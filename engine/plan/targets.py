@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -20,7 +19,7 @@ from engine.backends import (
 from engine.backends.names import OWN
 from engine.errors import BackendError, ModelError
 from engine.host.interrupts import pass_interrupt, raised_by_handler
-from engine.plan.options import BuildOptions
+from engine.plan.options import BuildOptions, overriding
 from engine.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -64,8 +63,7 @@ def targets_of(context: Context) -> Choice:
 
 
 def _asked(context: Context) -> Choice:
-    override = [part.strip() for part in os.environ.get("ENGINE_TARGET", "").split(",")]
-    override = [part for part in override if part]
+    override = overriding()
     if not override:
         return context.target, f"target {context.target}", False
     if len(override) > 1 and AUTO in map(str.lower, override):

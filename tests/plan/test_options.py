@@ -13,6 +13,7 @@ import pytest
 from plan_models import plan_of, predicting, refusing, save
 
 import engine
+from engine.backends import OFFICIAL
 from engine.errors import BackendUnavailable, ModelError
 from engine.formats import open_source
 from engine.options import CONSUMED
@@ -154,17 +155,40 @@ def parted(tmp_path: Path) -> Path:
     return save(tmp_path, nodes, "(float[b,3] x) => (float[b,2] y)", weight)
 
 
-def test_the_section_of_a_device_type_that_another_backend_serves_is_said_to_be_unread(
-    noting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("targets", "override", "is_read"),
+    [
+        (["noting"], "", False),
+        (["noting", "null"], "", False),
+        (["noting", "gpu"], "", True),  # by this project's own backend of it, which comes next
+        (["own", "noting"], "", True),
+        (["noting", "gpu"], "noting", False),
+        (["null"], "noting,GPU", True),
+    ],
+)
+def test_the_section_of_a_device_type_that_no_target_reads_is_said_to_be_unread(
+    targets: list[str],
+    override: str,
+    is_read: bool,
+    noting: ModuleType,
+    install: Install,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr("engine.plan.options.warn_once", said.append)
-    config = {"gpu_context": {"precision_mode": "enforce_fp32"}}
-    plan_of(models.affine(tmp_path), ["noting"], config)
-    assert said == [
-        "configuration section [gpu_context] is not read: backend 'noting' serves the target "
-        "'gpu', and reads [noting_context]"
-    ]
+    monkeypatch.setitem(OFFICIAL, "gpu", "own")
+    install("own", device_types=("gpu",))
+    monkeypatch.setenv("ENGINE_TARGET", override)
+    plan_of(models.affine(tmp_path), targets, refusing(gpu="Add"))
+    assert said == (
+        []
+        if is_read
+        else [
+            "configuration section [gpu_context] is not read: backend 'noting' serves the target "
+            "'gpu', and reads [noting_context]"
+        ]
+    )
 
 
 def test_parts_get_the_ranges_and_profiles_of_their_own_inputs(

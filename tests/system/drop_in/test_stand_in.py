@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine_testing import models
+from engine_testing.plugins import install
 
 PROGRAM = """
 import importlib.util, multiprocessing, sys
@@ -77,6 +78,54 @@ def test_a_session_for_the_cpu_looks_for_no_other_device(tmp_path: Path) -> None
     )
     done = run("-W", "ignore", "-c", text, str(models.affine(tmp_path)), folder=tmp_path)
     assert done.stdout == "\nTrue\n", done.stderr
+
+
+TOY = """
+from dataclasses import replace
+from engine.hookspecs import hookimpl
+from engine.types import Device, DeviceInfo, Devices
+from engine_testing import null
+
+@hookimpl
+def engine_backend():
+    return replace(null.engine_backend(), name="openvino", device_types=("cpu",))
+
+@hookimpl
+def engine_devices():
+    return Devices(found=(DeviceInfo(Device("cpu", 0), "another runtime"),))
+
+@hookimpl
+def engine_load(source, options):
+    from engine.reference.evaluator import load
+    return load(source, null.host("openvino", Device("cpu", 0), options.options))
+
+engine_compile = null.engine_compile
+
+@hookimpl
+def engine_predict(context, inputs, outputs, deadline_s):
+    return [-y for y in context.run(inputs, outputs, deadline_s)]
+"""
+"""A backend of the CPU beside this project's own; its results have the other sign."""
+
+
+def test_another_backend_of_the_cpu_runs_a_session_only_where_it_is_named_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "import sys, engine.onnxruntime as ort\n"
+        "vino, cpu = ort.get_available_providers()\n"
+        "for given in (None, [], [cpu], [cpu, vino], [vino], [vino, cpu]):\n"
+        "    session = ort.InferenceSession(sys.argv[1], providers=given)\n"
+        "    [y] = session.run(None, {'x': [[1.0, 2.0, 3.0]]})\n"
+        "    print(*session.get_providers(), *y[0])\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    install(tmp_path / "site", "openvino", "toy_openvino", source=TOY)
+    done = run("-c", text, str(models.affine(tmp_path)), folder=tmp_path)
+    cpu = "CPUExecutionProvider 3.0 5.0 7.0"
+    named = "OpenVINOExecutionProvider CPUExecutionProvider -3.0 -5.0 -7.0"
+    assert done.stdout.splitlines() == [*[cpu] * 4, named, named], done.stderr
+    assert done.stderr == ""  # in particular no section of a configuration that is not read
 
 
 @pytest.mark.slow
