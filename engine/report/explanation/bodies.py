@@ -7,7 +7,6 @@ sizes that these have there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from onnx import (
     AttributeProto,
@@ -22,25 +21,14 @@ from onnx import (
 )
 
 from engine.formats.onnx.graphs import constants, is_small, reads, subgraphs
-from engine.formats.onnx.infer import shape_of, types_of
+from engine.formats.onnx.infer import types_of
 from engine.report.explanation.computed import value_of
+from engine.report.explanation.results import Body, common, results, says_more
 from engine.report.explanation.tensors import Tensors, opsets_of
 from engine.tensor.description import Array
 
 _COUNT = helper.make_tensor_type_proto(TensorProto.INT64, ())
 _CONDITION = helper.make_tensor_type_proto(TensorProto.BOOL, ())
-
-
-class Body(NamedTuple):
-    """A body of a node. times: how often a run of the node runs it; None where data say it.
-
-    outputs: the names of its results.
-    """
-
-    name: str
-    times: int | None
-    inside: Tensors
-    outputs: frozenset[str]
 
 
 class Bodies:
@@ -49,9 +37,15 @@ class Bodies:
     def __init__(self, main: Tensors) -> None:
         self._functions = {(_domain(one), one.name, one.overload): one for one in main.functions}
         self._called_with: dict[tuple[object, ...], Tensors] = {}
+        self._known: dict[tuple[Tensors, int], list[Body]] = {}
 
     def of(self, outside: Tensors, index: int) -> list[Body]:
         """Return the bodies of a node."""
+        if (outside, index) not in self._known:
+            self._known[outside, index] = self._of(outside, index)
+        return self._known[outside, index]
+
+    def _of(self, outside: Tensors, index: int) -> list[Body]:
         node = outside.nodes[index]
         graphs = {one.name: one.g for one in node.attribute if one.type == AttributeProto.GRAPH}
         function = None if graphs else self._functions.get(_call(node))
@@ -121,7 +115,7 @@ class Bodies:
             nodes = [_with_attributes(inner, attributes) for inner in function.node]
             opsets = opsets_of(function.opset_import) or outside.opsets
             inside = self._called_with[key] = self._tensors(nodes, kinds, values, (), opsets)
-        return Body("function", 1, inside, frozenset(function.output))
+        return Body("function", 1, inside, tuple(function.output))
 
     # ------------------------------------------------------------------------------- tensors
 
@@ -141,7 +135,7 @@ class Bodies:
             inside = self._inside(graph, outside, kinds)
             held = [*kinds]
             for place in state:
-                held[place] = _common(kinds[place], inside.kind(graph.output[place + shift].name))
+                held[place] = common(kinds[place], inside.kind(graph.output[place + shift].name))
             if held == kinds:
                 return inside
             kinds = held
@@ -187,9 +181,56 @@ class Bodies:
         for name, kind in kinds.items():
             if kind is not None:
                 graph.input.add(name=name).type.CopyFrom(kind)
-        names = {*given, *own, *kinds}.union(*map(reads, graph.node))
-        names.update(name for node in graph.node for name in node.output if name)
-        return Tensors.of(model, types_of(model, names, guess=True), {}, ())
+        return self._inferred(model, {*given, *own, *kinds})
+
+    def _inferred(self, model: ModelProto, given: set[str]) -> Tensors:
+        """Infer the tensors of a graph, and go on where onnx's inference ends.
+
+        It ends at sizes that its data propagation does not follow, which `value_of` computes, and
+        behind a node whose bodies disagree, though it is known which of them runs.
+        """
+        names = given.union(*map(reads, model.graph.node))
+        names.update(name for node in model.graph.node for name in node.output if name)
+        folded, known = ModelProto(), dict[str, TypeProto]()
+        folded.CopyFrom(model)
+        bodies = dict[int, list[Body]]()
+        while True:
+            kinds = types_of(folded, names, guess=True, known=known)
+            found = Tensors.of(model, kinds, {}, ())
+            stale = set[str]()
+            for index, node in enumerate(model.graph.node):
+                made = [name for name in node.output if name]
+                is_settled = stale.isdisjoint(found.reads[index])
+                if is_settled and all(found.sizes(name) is not None for name in made):
+                    continue
+                if (
+                    not is_settled
+                    or _folds(folded, index, found)
+                    or self._grow(known, index, found, bodies)
+                ):
+                    stale.update(made)
+            if not stale:
+                self._known.update({(found, index): ones for index, ones in bodies.items()})
+                return found
+
+    def _grow(
+        self,
+        known: dict[str, TypeProto],
+        index: int,
+        found: Tensors,
+        bodies: dict[int, list[Body]],
+    ) -> bool:
+        """Add what the bodies of a node tell of its outputs; return whether that is more."""
+        if index in bodies:
+            return False
+        bodies[index] = self._of(found, index)
+        further = {
+            name: kind
+            for name, kind in results(found, index, bodies[index]).items()
+            if says_more(kind, found.kind(name))
+        }
+        known.update(further)
+        return bool(further)
 
     def _needed(self, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
         """Return the functions that nodes call, and those that these call."""
@@ -206,7 +247,24 @@ class Bodies:
 
 
 def _body(name: str, times: int | None, graph: GraphProto, inside: Tensors) -> Body:
-    return Body(name, times, inside, frozenset(info.name for info in graph.output))
+    return Body(name, times, inside, tuple(info.name for info in graph.output))
+
+
+def _folds(model: ModelProto, index: int, found: Tensors) -> bool:
+    """Make constants of the small values that a node reads; return whether there are any."""
+    nodes, has_folded = model.graph.node, False
+    if any(subgraphs(nodes[index])):
+        return False  # its bodies get the values
+    for name in nodes[index].input:
+        maker = found.makers.get(name)
+        if maker is None or nodes[maker].op_type == "Constant" or len(nodes[maker].output) > 1:
+            continue
+        value = value_of(name, found)
+        if value is not None:
+            tensor = numpy_helper.from_array(value, name)
+            nodes[maker].CopyFrom(helper.make_node("Constant", [], [name], value=tensor))
+            has_folded = True
+    return has_folded
 
 
 def _iterations(
@@ -242,17 +300,6 @@ def _goes_on(graph: GraphProto, inside: Tensors) -> bool | None:
             return None
         name = inside.nodes[place].input[0]
     return True
-
-
-def _common(kind: TypeProto | None, later: TypeProto | None) -> TypeProto | None:
-    """Return the type of a value in all iterations: with the sizes that it keeps."""
-    one, other = shape_of(kind), shape_of(later)
-    if kind is None or one is None or one == other:
-        return kind
-    sizes = None
-    if other is not None and len(other) == len(one):
-        sizes = [size if size == new else None for size, new in zip(one, other, strict=True)]
-    return helper.make_tensor_type_proto(kind.tensor_type.elem_type, sizes)
 
 
 def _with_attributes(node: NodeProto, given: Mapping[str, AttributeProto]) -> NodeProto:

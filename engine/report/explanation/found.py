@@ -13,6 +13,7 @@ from engine.report.explanation.node import (
     amount,
     inside,
     kernels_of,
+    moved_text,
     operations_text,
     state_text,
 )
@@ -262,7 +263,7 @@ class Findings:
             state,
             ", ".join(spec_text(spec) for spec in node.outputs),
             operations_text(node),
-            "unknown" if node.moved_bytes is None else size(node.moved_bytes),
+            moved_text(node),
             *self.times(node),
             "; ".join(node.why),
         )

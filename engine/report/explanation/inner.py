@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from engine.report.explanation.bodies import Bodies, Body
+from engine.report.explanation.bodies import Bodies
 from engine.report.explanation.node import ExplainedBody, ExplainedNode, sum_of, total_of
+from engine.report.explanation.results import Body
 from engine.report.explanation.roof import Roof
 from engine.report.explanation.tensors import Tensors
 from engine.report.explanation.times import bounded
@@ -43,7 +44,7 @@ class Inside:
             (tuple(reads), tuple(node.output))
             for node, reads in zip(inside.nodes, inside.reads, strict=True)
         ]
-        together = moved_together(pairs, body.outputs, inside.nbytes)
+        together = moved_together(pairs, frozenset(body.outputs), inside.nbytes)
         if self._roof and flops is not None and moved_bytes is not None and together is not None:
             is_float = {*_types(nodes)} - _STEERING == {DType.FLOAT32}
             # A Gather reads a part of a table.

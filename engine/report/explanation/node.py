@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.config.text import plain
+from engine.config.text import plain, size
 from engine.types import NodeState, TensorSpec
 
 __all__ = ["ExplainedBody", "ExplainedNode"]
@@ -104,14 +104,27 @@ def state_text(node: ExplainedNode) -> str:
 
 def operations_text(node: ExplainedNode) -> str:
     """Return the operations of a node; where data say how often its bodies run, of one time."""
-    if node.flops is not None:
-        return amount(node.flops, "FLOP")
-    each = [amount(body.flops, "FLOP") for body in node.bodies if body.flops is not None]
-    if not each or len(each) < len(node.bodies) or any(body.times for body in node.bodies):
+    return _text(node, "flops", lambda count: amount(count, "FLOP"))
+
+
+def moved_text(node: ExplainedNode) -> str:
+    """Return the bytes that a node moves, as `operations_text` does."""
+    return _text(node, "moved_bytes", size)
+
+
+def _text(
+    node: ExplainedNode, name: Literal["flops", "moved_bytes"], text: Callable[[int], str]
+) -> str:
+    count = getattr(node, name)
+    if count is not None:
+        return text(count)
+    each = [getattr(body, name) for body in node.bodies]
+    if not any(one is not None for one in each) or any(body.times for body in node.bodies):
         return "unknown"
+    texts = ["unknown" if one is None else text(one) for one in each]
     if node.op_type == "If":
-        return " or ".join(each)
-    return ", ".join(f"{text} an iteration" for text in each)
+        return " or ".join(texts)
+    return ", ".join(f"{one} an iteration" for one in texts)
 
 
 def inside(node: ExplainedNode, label: str = "") -> Iterator[tuple[str, str, ExplainedNode]]:

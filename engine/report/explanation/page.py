@@ -20,7 +20,13 @@ from engine.config.text import counted, duration, plain, size
 from engine.report.explanation.families import FAMILIES, family
 from engine.report.explanation.found import Findings, seconds, spec_text
 from engine.report.explanation.layout import drawn
-from engine.report.explanation.node import ExplainedNode, inside, operations_text, state_text
+from engine.report.explanation.node import (
+    ExplainedNode,
+    inside,
+    moved_text,
+    operations_text,
+    state_text,
+)
 from engine.report.explanation.pieces import Piece, pieces_of
 from engine.types import NodeState
 
@@ -166,7 +172,7 @@ def _facts(piece: Piece, found: Findings, places: Sequence[str]) -> list[tuple[s
         ("why", "; ".join(node.why) or found.why.get(node.backend, "")),
         ("makes", ", ".join(f"{spec.name}: {spec_text(spec)}" for spec in node.outputs)),
         ("operations", operations_text(node)),
-        ("moved", "unknown" if node.moved_bytes is None else size(node.moved_bytes)),
+        ("moved", moved_text(node)),
         ("intensity", "" if node.intensity is None else f"{node.intensity:.3g} FLOP/byte"),
         ("at the roof", _least(node)),
         ("measured", "" if node.time_s is None else duration(node.time_s)),
