@@ -127,7 +127,9 @@ def make_read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 
             monkeypatch.setattr(os, name, call)
 
-        for name in ("open", "mkdir", "rename", "replace", "unlink", "rmdir", "utime", "access"):
+        for name in (
+            "open", "mkdir", "rename", "replace", "unlink", "rmdir", "utime", "access", "chmod",
+        ):  # fmt: skip
             refusing(name)
 
     return make

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lending import HANDLE, by_handle, listed
 from other_process import Other, X, started
 
 import engine
@@ -16,7 +17,6 @@ from engine_testing import models
 from engine_testing.plugins import install, installed
 
 SOURCE = Path(__file__).with_name("vendor_backend.py").read_text()
-PIDS, HANDLE = "shareable_weight_pid_list", "shareable_weight_mem_handle"
 
 
 @pytest.fixture(params=["with a compiled form", "without one"])
@@ -45,13 +45,13 @@ def slave(vendor: Path, tmp_path: Path) -> Iterator[Other]:
 
 def test_a_slave_runs_on_the_weights_that_the_backend_lends(vendor, slave, tmp_path) -> None:
     path = models.affine(tmp_path)
-    config = {"common_context": {PIDS: str(slave.pid)}}
+    config = listed(slave.pid)
     with engine.load(path, "vendor", config=config) as master:
         handle = master.get_model_info(HANDLE)
         [y] = master(x=np.array(X, np.float32)).values()
         assert y.tolist() == [[3, 5, 7]]
         for _ in range(2):
-            answer = slave.build(path, {"common_context": {HANDLE: handle}}, "vendor")
+            answer = slave.build(path, by_handle(handle), "vendor")
             assert answer["y"] == [[15, 25, 35]]  # 10x + 5
             assert answer["compiled"] == 0
         assert (vendor / "tokens").read_text() == 2 * f"({slave.pid},)"
@@ -70,7 +70,7 @@ def test_what_the_backend_refuses_to_lend_is_an_error_with_its_reason(
 ) -> None:
     (vendor / flag).touch()
     with pytest.raises(BackendUnavailable, match=says):
-        engine.load(path, "vendor", config={"common_context": {PIDS: str(os.getpid())}})
+        engine.load(path, "vendor", config=listed(os.getpid()))
     assert os.listdir(tmp_path / "cache" / "v1" / "private") == []
 
 
@@ -81,18 +81,18 @@ def test_a_secret_model_may_be_lent_by_the_vendors_means(vendor, slave, tmp_path
 
     path = tmp_path / "secret.mindir"
     path.write_bytes(encrypt(models.affine(tmp_path).read_bytes(), b"0123456789abcdef"))
-    config = {"common_context": {PIDS: str(slave.pid)}}
+    config = listed(slave.pid)
     with engine.load(path, "vendor", dec_key=b"0123456789abcdef", config=config) as master:
         handle = master.get_model_info(HANDLE)
         [private] = (tmp_path / "cache" / "v1" / "private").iterdir()
         assert list(private.iterdir()) == []
-        config = {"common_context": {HANDLE: handle}}
+        config = by_handle(handle)
         answer = slave.build(path, config, "vendor", dec_key="0123456789abcdef")
         assert answer["y"] == [[15, 25, 35]]
 
 
 def test_a_model_whose_memory_others_use_is_not_built_for_other_sizes(vendor, tmp_path) -> None:
-    config = {"common_context": {PIDS: str(os.getpid())}}
+    config = listed(os.getpid())
     with (
         engine.load(models.no_batch(tmp_path), "vendor", config=config) as master,
         pytest.raises(ValueError, match="other processes use its memory: its weights are lent"),

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx import helper
 
 import engine
 from engine import Model
+from engine_testing.making import graph
 
 Load = Callable[..., Model]
 
@@ -67,6 +69,36 @@ def build(tmp_path: Path) -> Load:
         return engine.load(path, target="cpu", config=config)
 
     return make
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """y = relu(x @ w + b) * (2 + 1), with two nodes that no output needs; w has 64 KB."""
+    random = np.random.default_rng(1)
+    constants = {
+        "w": random.standard_normal((64, 256)).astype(np.float32),
+        "b": random.standard_normal(256).astype(np.float32),
+        "two": np.float32(2),
+        "one": np.float32(1),
+    }
+    text = """(float[n, 64] x) => (float[n, 256] y) {
+        [product] product = MatMul (x, w)
+        [sum] sum = Add (product, b)
+        [positive] positive = Relu (sum)
+        [three] three = Add (two, one)
+        [unread] unread = Neg (sum)
+        [unused] unused = Neg (two)
+        [y] y = Mul (positive, three)
+    }"""
+    return graph(tmp_path, "model", text, constants)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder for a compiled form."""
+    folder = tmp_path / "form"
+    folder.mkdir()
+    return folder
 
 
 def value(text: str) -> onnx.ValueInfoProto:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,89 +11,20 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from forms import OPTIONS, X, compiled, predict, written
 from onnx import helper
 
 from engine.backends import open_backend
 from engine.errors import Cancelled, CompiledFormError, InputError
 from engine.formats import open_source
 from engine.options import CONSUMED
-from engine.types import (
-    CancelToken,
-    CompileOptions,
-    Device,
-    DType,
-    Executable,
-    GraphInfo,
-    ModelSource,
-    NodeInfo,
-    NodeState,
-    TensorSpec,
-    Threads,
-)
+from engine.types import CancelToken, NodeState, Threads
 from engine_cpu import compiled as compiled_form
-from engine_cpu import compiled_session, load, session
-from engine_cpu import node_states as node_states_module
-from engine_cpu.executable import Observed
-from engine_cpu.node_states import Kernel, OptimisedGraph, node_states
+from engine_cpu import compiled_session, load
 from engine_cpu.options import OPTIONS as CPU_OPTIONS
 from engine_cpu.options import RUN_OPTIONS
 from engine_testing import models
 from engine_testing.making import graph
-from engine_testing.shared_memory import left_since, names
-
-OPTIONS = CompileOptions(device=Device("cpu"))
-X = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """y = relu(x @ w + b) * (2 + 1), with two nodes that no output needs; w has 64 KB."""
-    random = np.random.default_rng(1)
-    constants = {
-        "w": random.standard_normal((64, 256)).astype(np.float32),
-        "b": random.standard_normal(256).astype(np.float32),
-        "two": np.float32(2),
-        "one": np.float32(1),
-    }
-    text = """(float[n, 64] x) => (float[n, 256] y) {
-        [product] product = MatMul (x, w)
-        [sum] sum = Add (product, b)
-        [positive] positive = Relu (sum)
-        [three] three = Add (two, one)
-        [unread] unread = Neg (sum)
-        [unused] unused = Neg (two)
-        [y] y = Mul (positive, three)
-    }"""
-    return graph(tmp_path, "model", text, constants)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "form"
-    folder.mkdir()
-    return folder
-
-
-def compiled(source: ModelSource, options: CompileOptions = OPTIONS) -> Executable:
-    backend = open_backend("cpu")
-    loaded = backend.load(source, options)
-    try:
-        executable: Executable = backend.compile(loaded, options)
-    finally:
-        loaded.close()
-    return executable
-
-
-def predict(executable: Executable, *arrays: np.ndarray) -> list[np.ndarray]:
-    context = executable.open_context()
-    return [np.asarray(y) for y in open_backend("cpu").predict(context, arrays, None, None)]
-
-
-def written(path: Path, folder: Path) -> ModelSource:
-    """The model with the compiled form that its cold compile wrote."""
-    source = open_source(path)
-    compiled(source, replace(OPTIONS, save_to=folder)).close()
-    return replace(source, compiled=folder)
 
 
 def test_cold_and_warm_give_plain_s_bits_specs_and_placement(path: Path, folder: Path) -> None:
@@ -225,17 +155,6 @@ def test_a_secret_model_leaves_nothing(path: Path, folder: Path) -> None:
     assert os.listdir(folder) == []
 
 
-def test_a_secret_graph_is_not_written_where_there_is_no_memory_folder(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_states_module, "MEMORY_FOLDER", str(tmp_path / "absent"))
-    made = []
-    monkeypatch.setattr(node_states_module.tempfile, "mkdtemp", lambda **_: made.append(1))
-    source = replace(open_source(path), data=path.read_bytes(), is_secret=True)
-    assert set(states(compiled(source)).values()) == {RUNS}
-    assert made == []
-
-
 def newer(folder: Path) -> tuple[Path, np.ndarray]:
     """y = 2x + 1, in an operator set newer than onnxruntime reads."""
     path = models.affine(folder)
@@ -340,9 +259,6 @@ def test_external_weights_and_weights_in_memory_are_kept_too(tmp_path: Path, fol
     assert "record.json" in os.listdir(other)
 
 
-# ------------------------------------------------------------------------------------------ key
-
-
 def key(**changes: object) -> dict[str, str]:
     backend = open_backend("cpu")
     return dict(backend.bind("engine_compiled_key")(replace(OPTIONS, **changes)))  # type: ignore[arg-type]
@@ -384,156 +300,6 @@ def test_a_form_written_with_other_threads_gives_the_same_bits(
 
 def test_no_option_that_the_core_reads_is_declared() -> None:
     assert not set(open_backend("cpu").info.options) & set(CONSUMED)
-
-
-# --------------------------------------------------------------------------------------- states
-
-
-def states(executable: Executable) -> dict[str, tuple[NodeState, int | None]]:
-    return {placed.node: (placed.state, placed.fused_into) for placed in executable.placement()}
-
-
-@pytest.mark.parametrize("is_file", [True, False])
-def test_placement_says_what_became_of_each_node(path: Path, is_file: bool) -> None:
-    source = replace(open_source(path), data=None if is_file else path.read_bytes())
-    found = states(compiled(source))
-    assert found["y"] == found["positive"] == (NodeState.RUNS, None)
-    assert found["three"] == (NodeState.FOLDED, None)
-    assert found["unused"] == (NodeState.UNUSED, None)
-    assert found["unread"] == (NodeState.RUNS, None)  # onnxruntime does not leave it out
-    # MatMul and Add are one Gemm or FusedMatMul, whichever of both gives it its name.
-    assert Counter(found[name][0] for name in ("product", "sum")) == {
-        NodeState.RUNS: 1,
-        NodeState.FUSED: 1,
-    }
-    assert {found[name][1] for name in ("product", "sum")} <= {None, 0, 1}
-
-
-def test_a_model_too_large_to_be_kept_is_read_again_from_its_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Observed, "KEPT_BYTES", 1000)
-    source = open_source(path)
-    assert source.data is not None
-    assert len(source.data) > 1000
-    assert states(compiled(source))["three"] == (NodeState.FOLDED, None)
-    runs = states(compiled(replace(source, is_secret=True)))  # of which no file may be read
-    assert {state for state, _ in runs.values()} == {NodeState.RUNS}
-    other = compiled(source)
-    path.write_bytes(path.read_bytes() + b" ")  # another model by now
-    assert {state for state, _ in states(other).values()} == {NodeState.RUNS}
-    assert {state for state, _ in states(compiled(source)).values()} == {NodeState.RUNS}
-
-
-def test_unoptimised_nodes_run_as_they_are(path: Path) -> None:
-    options = replace(OPTIONS, options={"graph_optimization": "none"})
-    found = states(compiled(open_source(path), options))
-    needed = {name: state for name, (state, _) in found.items() if name != "unused"}
-    assert set(needed.values()) == {NodeState.RUNS}
-
-
-def test_a_load_asks_nothing_of_placement(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    make = session.ort.InferenceSession
-    monkeypatch.setattr(
-        session.ort, "InferenceSession", lambda *a, **k: made.append(a[0]) or make(*a, **k)
-    )
-    executable = compiled(open_source(path))
-    assert len(made) == 1
-    executable.placement()
-    executable.placement()
-    assert len(made) == 2
-
-
-@pytest.mark.parametrize("is_gone", [True, False])
-def test_a_file_that_has_changed_is_not_asked(path: Path, tmp_path: Path, is_gone: bool) -> None:
-    executable = compiled(replace(open_source(path), data=None))
-    path.unlink()
-    if not is_gone:
-        other = tmp_path / "other"
-        other.mkdir()
-        models.affine(other).rename(path)
-    assert set(states(executable).values()) == {(NodeState.RUNS, None)}
-
-
-def test_what_placement_looks_at_is_gone_afterwards(path: Path) -> None:
-    before = names()
-    compiled(open_source(path)).placement()
-    assert not left_since(before)
-
-
-def graph_of(*nodes: tuple[str, str, list[str]]) -> GraphInfo:
-    """A graph of (operator, name, inputs); a node's output is named as the node is."""
-    return GraphInfo(
-        name="g",
-        inputs=(),
-        outputs=(TensorSpec(nodes[-1][1], DType.FLOAT32, (1,)),),
-        nodes=tuple(
-            NodeInfo(index, name, op_type, "", tuple(inputs), (name,))
-            for index, (op_type, name, inputs) in enumerate(nodes)
-        ),
-        parameters=(),
-        opsets={"": 17},
-        ir_version=8,
-    )
-
-
-RUNS = (NodeState.RUNS, None)
-
-
-def fused(index: int | None) -> tuple[NodeState, int | None]:
-    return NodeState.FUSED, index
-
-
-def test_kernels_that_rename_everything_are_known_by_their_names() -> None:
-    # As NCHWc writes two convolutions with activation, the second with a sum fused in.
-    graph = graph_of(
-        ("Conv", "c1", ["x"]), ("Clip", "a1", ["c1"]), ("Conv", "c2", ["a1"]),
-        ("Add", "s2", ["c2", "a1"]), ("Conv", "c3", ["s2"]), ("Relu", "a3", ["c3"]),
-    )  # fmt: skip
-    kernels = (
-        Kernel("Conv", "a1_nchwc", ("t0",)),
-        Kernel("Conv", "c2_nchwc", ("t1",)),
-        Kernel("Conv", "a3_nchwc", ("t2",)),
-        Kernel("ReorderOutput", "ReorderOutput", ("a3",)),
-    )
-    found = node_states(graph, OptimisedGraph(kernels, frozenset()))
-    assert found == [fused(1), RUNS, RUNS, fused(2), fused(5), RUNS]
-
-
-def test_a_chain_in_one_kernel_belongs_to_its_last_node() -> None:
-    graph = graph_of(
-        ("MatMul", "m", ["x"]), ("Div", "d", ["m"]), ("Erf", "e", ["d"]), ("Mul", "g", ["e", "m"]),
-    )  # fmt: skip
-    kernels = (Kernel("MatMul", "m", ("m",)), Kernel("Gelu", "", ("g",)))
-    found = node_states(graph, OptimisedGraph(kernels, frozenset()))
-    assert found == [RUNS, fused(3), fused(3), RUNS]
-
-
-def test_an_identity_that_is_left_out_leaves_its_result_to_the_node_before_it() -> None:
-    graph = graph_of(("Softmax", "s", ["x"]), ("Identity", "i", ["s"]))
-    kernels = (Kernel("Softmax", "s", ("i",)),)
-    assert node_states(graph, OptimisedGraph(kernels, frozenset())) == [RUNS, fused(0)]
-
-
-def test_a_quantization_that_is_moved_leaves_its_result_to_the_node_behind_it() -> None:
-    graph = graph_of(("Transpose", "t", ["x"]), ("QuantizeLinear", "q", ["t"]))
-    kernels = (Kernel("QuantizeLinear", "x_q", ("x_q",)), Kernel("Transpose", "t", ("q",)))
-    assert node_states(graph, OptimisedGraph(kernels, frozenset())) == [RUNS, fused(0)]
-
-
-def test_nodes_of_one_name_or_none_are_known_by_their_results_alone() -> None:
-    graph = graph_of(("Relu", "a", ["x"]), ("Neg", "b", ["a"]), ("Abs", "c", ["b"]))
-    nodes = tuple(replace(node, name="") for node in graph.nodes)
-    kernels = (Kernel("Relu", "", ("a",)), Kernel("Abs", "other", ("c",)))
-    found = node_states(replace(graph, nodes=nodes), OptimisedGraph(kernels, frozenset({"b"})))
-    assert found == [RUNS, (NodeState.FOLDED, None), RUNS]
-
-
-def test_nodes_are_not_called_unused_where_a_subgraph_may_read_them() -> None:
-    graph = graph_of(("Neg", "a", ["x"]), ("If", "b", ["c"]))
-    found = node_states(graph, OptimisedGraph((Kernel("If", "b", ("b",)),), frozenset()))
-    assert found == [fused(None), RUNS]
 
 
 def convolutions(folder: Path) -> Path:
