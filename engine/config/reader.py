@@ -35,8 +35,8 @@ def configuration(path: str, over: object, caller: str) -> Config:
     if path and not os.path.exists(path):
         raise ModelNotFound(f"{caller} failed, config_path does not exist! got {path!r}", path)
     config = read_config(path) if path else {}
-    if "tuned" in config:
-        config["tuned"]["read_from"] = path  # for messages: a build gets sections alone
+    if "tuned" in config:  # for messages: a build gets sections alone
+        config["tuned"].setdefault("read_from", ReadFrom(path))
     if not over:
         return config
     over = _sectioned(over)
@@ -55,6 +55,10 @@ def configuration(path: str, over: object, caller: str) -> Config:
             raise prefixed(error, "update configuration failed! Error is ")
         config[section] = {**config.get(section, {}), **keys}
     return config
+
+
+class ReadFrom(str):
+    """The path of the file that [tuned] was read from; a text that a user gives is none."""
 
 
 _FLAT = {"pids": "shareable_weight_pid_list", "shared_mem_handle": "shareable_weight_mem_handle"}

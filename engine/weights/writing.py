@@ -17,9 +17,7 @@ import logging
 import os
 import pickle
 import subprocess
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,6 +28,7 @@ from engine.host.cpus import background
 from engine.host.interrupts import pass_interrupt
 from engine.host.memory import trim
 from engine.host.paths import absolute
+from engine.weights.afterwards import EXIT_WAIT_S, Afterwards
 from engine.weights.compile_cache import Unwritten
 from engine.weights.identity import identify, key_of
 from engine.weights.locks import let_go, taken
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from engine.formats.opened import OpenedSource
     from engine.types import CompileOptions
 
-_EXIT_WAIT_S = 30.0
 _AGAIN_S = 0.02
 # glibc's, on 64 bits: no heap of a thread is larger, and no such piece is mapped by itself.
 _HEAP_BYTES, _PIECE_BYTES = 64 << 20, 120 << 10
@@ -73,13 +71,6 @@ class _Ending(Exception):
     """The process ends."""
 
 
-_queue: deque[_Writing] = deque()
-_changing = threading.RLock()  # held to look at the queue; a signal handler may build too
-_reopening = threading.Lock()  # held while a model is opened anew
-_thread: threading.Thread | None = None
-_is_ending = False
-
-
 def write_afterwards(unwritten: Unwritten, reopen: Callable[[], None]) -> None:
     """Have an entry written, and then call `reopen`, in a thread; that may raise.
 
@@ -88,7 +79,11 @@ def write_afterwards(unwritten: Unwritten, reopen: Callable[[], None]) -> None:
     writing = _Writing(unwritten._replace(source=_anywhere(unwritten.source)), reopen, None)
     try:
         _start(writing)
-        _enqueue(writing)
+        try:
+            _afterwards.add(writing)
+        except RuntimeError as error:  # there are too many threads; the next build tries again
+            pass_interrupt(error)
+            _afterwards.pieces.append(writing)
     except Exception as error:  # of pickle too; the model is built all the same
         pass_interrupt(error)
         warn_once(
@@ -107,28 +102,9 @@ def _anywhere(source: OpenedSource) -> OpenedSource:
     )
 
 
-def _enqueue(writing: _Writing) -> None:
-    global _thread
-    with _changing:
-        _queue.append(writing)
-        if _is_ending:
-            _leave_writers()
-        elif _thread is None:
-            thread = threading.Thread(target=_work, name="engine-cache", daemon=True)
-            try:
-                thread.start()  # it waits for this lock
-            except RuntimeError as error:  # there are too many; the next build tries again
-                pass_interrupt(error)
-            else:
-                _thread = thread
-
-
 def wait(timeout_s: float | None = None) -> bool:
     """Wait until all that this process has to write is written; return whether it is."""
-    thread = _thread
-    if thread is not None:
-        thread.join(timeout_s)
-    return not _queue and _thread is None
+    return _afterwards.wait(timeout_s)
 
 
 def _start(writing: _Writing) -> None:
@@ -154,27 +130,17 @@ def _start(writing: _Writing) -> None:
         let_go(descriptor)
 
 
-def _work() -> None:
-    global _thread
-    while True:
-        with _changing:
-            if not _queue:
-                _thread = None
-                return
-            writing = _queue[0]
-        try:
-            _finish(writing)
-        except _Ending:
-            return
-        except BaseException as error:  # of an extension too; the model goes on as it is
-            name = writing.unwritten.source.name
-            logging.getLogger("engine").info("%s: is not opened from its entry: %s", name, error)
-        with _changing:
-            _queue.popleft()
-        del writing
-
-
 def _finish(writing: _Writing) -> None:
+    try:
+        _see_to(writing)
+    except _Ending:
+        pass
+    except BaseException as error:  # of an extension too; the model goes on as it is
+        name = writing.unwritten.source.name
+        logging.getLogger("engine").info("%s: is not opened from its entry: %s", name, error)
+
+
+def _see_to(writing: _Writing) -> None:
     work = writing.unwritten
     name = work.source.name
     words = _ended(writing)
@@ -185,7 +151,7 @@ def _finish(writing: _Writing) -> None:
         time.sleep(_AGAIN_S)
     if _is_written(work):
         # Beside another writer a backend would take the machine for a busy one.
-        with work.store.locked(TURN, shared=True, check=_check), _reopening:
+        with work.store.locked(TURN, shared=True, check=_check), _afterwards.turn:
             _check()
             writing.reopen()
             _trim_thread()  # its weights were in memory of this process
@@ -223,36 +189,24 @@ def _is_formless(work: Unwritten) -> bool:
 
 
 def _check() -> None:
-    if _is_ending:
+    if _afterwards.is_ending:
         raise _Ending
 
 
 @atexit.register
 def _end() -> None:
     """Let no thread work in a runtime while the interpreter ends; writers go on."""
-    global _is_ending
     if os.getpid() == 1:  # all processes of its container end with it
-        wait(_EXIT_WAIT_S)
-    _is_ending = True
-    _reopening.acquire(timeout=_EXIT_WAIT_S)
-    _leave_writers()
+        wait(EXIT_WAIT_S)
+    _afterwards.end()
 
 
-def _leave_writers() -> None:
-    for writing in list(_queue):  # a copy: the thread may be at work on it
-        if writing.writer is not None and writing.writer.returncode is None:
-            writing.writer.returncode = 0  # it is meant to run on: no warning
+def _leave(writing: _Writing) -> None:
+    if writing.writer is not None and writing.writer.returncode is None:
+        writing.writer.returncode = 0  # it is meant to run on, or the parent's: no warning
 
 
-def _forget() -> None:
-    """In a forked child: there is no thread, and the writers are the parent's."""
-    global _changing, _reopening, _thread
-    _leave_writers()
-    _queue.clear()
-    _changing, _reopening, _thread = threading.RLock(), threading.Lock(), None
-
-
-os.register_at_fork(after_in_child=_forget)
+_afterwards = Afterwards("engine-cache", _finish, _leave)
 
 
 def _trim_thread() -> None:

@@ -12,7 +12,7 @@ import pytest
 from choices import WRONG, Install, Speeds, build, evidence_of, saved, trials_of, where
 
 from engine.formats import ModelFile
-from engine.report.choice.errors import error_of
+from engine.report.choice.errors import beyond, error_of
 from engine.report.choice.exact import in_float64
 from engine_testing import models
 
@@ -201,6 +201,21 @@ def test_an_error_is_the_norm_of_the_difference_over_the_norm(
     assert error_of({"y": A}, {"z": A}, None) == math.inf
     assert error_of({"y": A}, {"y": A}, exact) == math.inf, "against float64 where it is there"
     assert error_of({"y": A}, {"y": A}, {"y": np.float64([3, 5])}) == pytest.approx(34**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("error", "limit", "text"),
+    [
+        (0.25, 0.01, "its error is 0.25, above 0.01"),
+        (0.010004, 0.01, "its error is 0.010004, above 0.01"),
+        (math.nextafter(0.01, 1), 0.01, "its error is 0.010000000000000002, above 0.01"),
+        (math.inf, 0.01, "its error is inf, above 0.01"),
+    ],
+)
+def test_an_error_beyond_the_limit_is_said_with_enough_digits_to_differ(
+    error: float, limit: float, text: str
+) -> None:
+    assert beyond(error, limit) == text
 
 
 def test_exact_outputs_are_those_of_float64(tmp_path: Path) -> None:

@@ -453,10 +453,14 @@ def test_a_configuration_of_another_place_is_refused_by_all_who_take_it(
         ModelParallelRunner().build_from_file(str(path), context)
 
 
-def test_an_unknown_key_is_refused(given: Given, tune: Tune, path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "hint"), [("thread", r"did you mean 'threads'\?"), ("read_from", "known: target, ")]
+)
+def test_an_unknown_key_is_refused(tune: Tune, path: Path, key: str, hint: str) -> None:
+    """A path in read_from is the reader's own note, which no file and no dict may have."""
     sections = read_config(tune().path)
-    sections["tuned"]["thread"] = "1"
-    wanted = r"\[tuned\] thread is unknown; did you mean 'threads'\?"
+    sections["tuned"][key] = "1"
+    wanted = rf"\[tuned\] {key} is unknown; {hint}"
     with pytest.raises(SettingError, match=wanted):
         engine.load(path, config=sections)
     context = Context()

@@ -56,6 +56,13 @@ def error_of(
     )
 
 
+def beyond(error: float, limit: float) -> str:
+    """Return in words that an error is above a limit, with enough digits to show it."""
+    texts = ((f"{error:.{digits}g}", f"{limit:.{digits}g}") for digits in range(3, 18))
+    own, most = next(pair for pair in texts if pair[0] != pair[1])
+    return f"its error is {own}, above {most}"
+
+
 def _error(own: Array, expected: Array, exact: Array) -> float:
     if own.dtype != expected.dtype or own.shape != expected.shape or exact.shape != own.shape:
         return math.inf

@@ -16,7 +16,7 @@ from engine.plan import Plan
 from engine.plan.contexts import close
 from engine.plan.open_sizes import shapes_of_size
 from engine.plan.reports import total
-from engine.report.choice.errors import difference, error_of, without_number
+from engine.report.choice.errors import beyond, difference, error_of, without_number
 from engine.report.filled import Fill, run_filled
 from engine.report.parts import arrays_of
 from engine.tensor.description import Array
@@ -136,8 +136,7 @@ class Running:
             if max_error is not None:
                 errors.append(error_of(own, expected, exact))
                 if errors[-1] > max_error:
-                    why_not = f"its error is {errors[-1]:.3g}, above {max_error:.3g}"
-                    return Agreement(errors[-1], why_not)
+                    return Agreement(errors[-1], beyond(errors[-1], max_error))
                 continue
             if how := difference(own, expected):
                 return Agreement(why_not=f"its results differ from the default's: {how}")

@@ -24,12 +24,9 @@ from engine.report.choice.evidence import Setup
 SECTION = "tuned"
 KEYS = (
     "target", "default", "threads", "workers", "max_batch_size", "file", "model", "core", "machine",
-    "backend *", "device *", "goal", "evidence", "read_from",
+    "backend *", "device *", "goal", "evidence",
 )  # fmt: skip
-"""Keys of the section; a name that ends in "*" stands for all that begin so.
-
-read_from is in no file: the reader of configurations puts the file's path there, for messages.
-"""
+"""Keys of the section; a name that ends in "*" stands for all that begin so."""
 
 _AS_JSON = (".json", ".yaml", ".yml")  # JSON is YAML
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.backends import find_target
+from engine.config.reader import ReadFrom
 from engine.config.text import did_you_mean
 from engine.config.wording import translated
 from engine.errors import BackendError
@@ -58,7 +59,7 @@ def naming_file(tuned: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except (ValueError, BackendError) as error:
-        if path := tuned.get("read_from", ""):
+        if isinstance(path := tuned.get("read_from"), ReadFrom):
             translated(error, lambda text: f"{path}: {text}")
         raise
 
@@ -107,10 +108,9 @@ def settled(context: Context, tuned: Mapping[str, str]) -> Context:
 
 
 def _settled(context: Context, tuned: Mapping[str, str]) -> Context:
-    for key in tuned:
-        if not is_declared(key, KEYS):
-            known = KEYS[: KEYS.index("read_from")]
-            hint = did_you_mean(key, known) or f"known: {', '.join(known)}"
+    for key, value in tuned.items():
+        if not (is_declared(key, KEYS) or isinstance(value, ReadFrom)):
+            hint = did_you_mean(key, KEYS) or f"known: {', '.join(KEYS)}"
             raise ValueError(f"[{SECTION}] {key} is unknown; {hint}")
     targets, default = _names(tuned, "target"), _names(tuned, "default")
     is_open = context.target == ["cpu"] or is_auto(context.target)
