@@ -16,8 +16,8 @@ EXIT_WAIT_S = 30.0
 class Afterwards(Generic[T]):
     """Pieces of work of one kind, and the thread that does them while there are any.
 
-    finish: does a piece, and raises nothing. leave: is told of each piece that this process leaves
-    undone, as it ends or as a forked child. turn: held while a model is changed, with a look at
+    finish: does a piece, and raises nothing. leave: called with each piece that this process does
+    not do, because it ends or is a forked child. turn: lock it to change a model, and check
     `is_ending` first.
     """
 
