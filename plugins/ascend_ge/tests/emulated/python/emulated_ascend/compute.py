@@ -78,6 +78,12 @@ def open_session(om: Om, weights: bytes) -> ort.InferenceSession:
     settings.inter_op_num_threads = 1
     settings.log_severity_level = 4
     settings.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # float32
+    # On x86 without VNNI ONNX Runtime's kernels add products of uint8 and int8 in 16 bits.
+    operators = {node.op_type for node in model.graph.node}
+    if not operators.isdisjoint(("MatMulInteger", "QLinearMatMul")):
+        settings.add_session_config_entry("session.x64quantprecision", "1")
+    elif "DequantizeLinear" in operators:  # computed in floats, as no kernel is fused
+        settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return ort.InferenceSession(
         model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
     )
