@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,15 @@ os.environ["ENGINE_CACHE"] = "off"  # what a test builds is no business of the u
 sys.path.insert(0, str(Path(__file__).parent))  # `serve_ways` is for every file here
 
 from serve_ways import Serve, Served, served
+
+
+@pytest.fixture(autouse=True)
+def levels_of_logs() -> Iterator[None]:
+    """Put the level back that a test's request for log settings gives the whole process."""
+    log = logging.getLogger("engine_serve")
+    before = log.level
+    yield
+    log.setLevel(before)
 
 
 @pytest.fixture
