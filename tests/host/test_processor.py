@@ -30,7 +30,7 @@ def test_processors_of_other_designs_have_other_features(
     found = []
     for number, text in enumerate((one, other)):
         (tmp_path / f"{number}").write_text(text)
-        monkeypatch.setattr(processor, "_CPUINFO", str(tmp_path / f"{number}"))
+        monkeypatch.setattr(processor, "CPUINFO", str(tmp_path / f"{number}"))
         found.append(processor.features())
     assert (found[0] == found[1]) is are_alike
 
@@ -39,7 +39,7 @@ def test_a_processor_is_named_as_its_maker_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(X86)
-    monkeypatch.setattr(processor, "_CPUINFO", str(tmp_path / "cpuinfo"))
+    monkeypatch.setattr(processor, "CPUINFO", str(tmp_path / "cpuinfo"))
     assert processor.name() == "Some CPU"
-    monkeypatch.setattr(processor, "_CPUINFO", str(tmp_path / "missing"))
+    monkeypatch.setattr(processor, "CPUINFO", str(tmp_path / "missing"))
     assert processor.name()

@@ -38,6 +38,12 @@ NESTS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 DEQUANTIZING = NESTS | {"DequantizeLinear"}
 """Operators that quantize back to floats, or may hold nodes that do."""
 
+QUANTIZED = frozenset({
+    "ConvInteger", "DequantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger",
+    "MatMulIntegerToFloat", "QAttention", "QGemm", "QLinearConv", "QLinearMatMul",
+})  # fmt: skip
+"""Operators by which a model has products of integers."""
+
 _DOMAINS = frozenset({"", "ai.onnx.ml", "com.microsoft"})  # a function has one of its own
 
 
@@ -51,6 +57,11 @@ def holds(graph: GraphInfo, operators: Container[str]) -> bool:
 def may_quantize(graph: GraphInfo) -> bool:
     """Return True for a model that quantized.py looks at: DequantizeLinear, here or inside."""
     return holds(graph, DEQUANTIZING)
+
+
+def may_saturate(graph: GraphInfo) -> bool:
+    """Return True for a model that saturation.py looks at: products of integers, here or inside."""
+    return holds(graph, NESTS | QUANTIZED)
 
 
 def is_plain(graph: GraphInfo) -> bool:

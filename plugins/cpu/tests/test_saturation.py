@@ -1,0 +1,154 @@
+"""Products that this processor may saturate are said, when a model loads and by its placement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forms import compiled, written
+from onnx import TensorProto, helper, numpy_helper
+
+from engine import Model
+from engine.host import processor
+from engine_cpu import saturation
+
+Build = Callable[..., Model]
+Flags = Callable[..., None]
+node = helper.make_node
+Array = np.ndarray[Any, Any]
+
+LARGE = np.array([[65, -3], [64, 5]], np.int8)  # 255 * (65 + 64) = 32895, beyond 32767
+SMALL = np.array([[64, -64], [64, -64]], np.int8)  # 255 * (64 + 64) = 32640
+NEGATIVE = np.array([[-128, 3], [-1, 5]], np.int8)  # 255 * -129 = -32895, beyond -32768
+ALONE = np.array([[127, 1], [-128, 0]], np.int8)  # 255 * (127 + 1): no pair of one sign is larger
+OLD = "fma avx2 avx512f avx512bw"
+
+
+@pytest.fixture
+def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flags:
+    """Give the processor other flags, on whatever machine this runs."""
+
+    def give(text: str, machine: str = "x86_64") -> None:
+        path = tmp_path / f"cpuinfo {text}"
+        path.write_text(f"model name\t: a processor\nflags\t\t: {text}\n")
+        monkeypatch.setattr(processor, "CPUINFO", str(path))
+        monkeypatch.setattr("platform.machine", lambda: machine)
+
+    return give
+
+
+def notes(model: Model) -> list[str]:
+    """Return the nodes that placement says the note of."""
+    return [place.node for place in model.placement if saturation.NOTE in place.reason]
+
+
+def integers(build: Build, weights: Array, x: str = "uint8", **more: Any) -> Model:
+    """Build a MatMulInteger of a caller's values and of weights."""
+    return build(
+        [node("MatMulInteger", ["x", "w"], ["y"], "product")],
+        [f"x:{x}[2,2]"], ["y:int32[2,2]"], 21, {"w": weights}, **more,
+    )  # fmt: skip
+
+
+def floats(build: Build, weights: Array, kind: Any) -> Model:
+    """Build a MatMul between quantized values, its weights behind a Transpose."""
+    return build(
+        [
+            node("QuantizeLinear", ["x", "s", "xz"], ["xq"]),
+            node("DequantizeLinear", ["xq", "s", "xz"], ["xd"]),
+            node("DequantizeLinear", ["w", "s", "wz"], ["wd"]),
+            node("Transpose", ["wd"], ["wt"], perm=[1, 0]),
+            node("MatMul", ["xd", "wt"], ["y"], "product"),
+        ],
+        ["x:float[2,2]"], ["y:float[2,2]"], 21,
+        {"s": np.float32(0.1), "xz": kind(0), "w": weights, "wz": np.int8(0)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", [LARGE, NEGATIVE])
+def test_placement_and_a_warning_say_which_products_may_saturate(
+    build: Build, flags: Flags, weights: Array, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags(OLD)
+    assert notes(integers(build, weights)) == ["product"]
+    [warning] = caplog.messages
+    assert "products may saturate" in warning
+    assert "in MatMulInteger 'product' (nodes: 1)" in warning
+    assert "session.x64quantprecision = 1" in warning
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8])
+def test_products_of_dequantized_values_are_found_too(
+    build: Build, flags: Flags, kind: Any
+) -> None:
+    flags(OLD)
+    assert notes(floats(build, LARGE, kind)) == (["product"] if kind is np.uint8 else [])
+
+
+@pytest.mark.parametrize("weights", [SMALL, ALONE, LARGE.astype(np.uint8)])
+def test_nothing_is_said_where_no_sum_is_too_large(
+    build: Build, flags: Flags, weights: Array, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags(OLD)
+    assert not notes(integers(build, weights))
+    assert not caplog.messages
+
+
+def test_two_int8_are_multiplied_exactly_everywhere(build: Build, flags: Flags) -> None:
+    flags(OLD)
+    assert not notes(integers(build, LARGE, "int8"))
+
+
+@pytest.mark.parametrize(
+    ("text", "machine"),
+    [("avx2 avx512_vnni", "x86_64"), ("avx2 avx_vnni", "AMD64"), ("asimddp", "aarch64")],
+)
+def test_nothing_is_said_on_a_processor_with_exact_products(
+    build: Build, flags: Flags, text: str, machine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags(text, machine)
+    assert not notes(integers(build, LARGE))
+    assert not caplog.messages
+
+
+def test_with_the_option_that_the_warning_names_products_are_exact(
+    build: Build, flags: Flags, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags(OLD)
+    model = integers(build, LARGE, config={"cpu_context": {saturation.EXACT: "1"}})
+    assert not notes(model)
+    assert not caplog.messages
+    x = np.full((2, 2), 255, np.uint8)
+    np.testing.assert_array_equal(model(x=x)["y"], x.astype(np.int32) @ LARGE.astype(np.int32))
+
+
+def test_a_product_in_a_subgraph_is_in_the_warning(
+    build: Build, flags: Flags, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags(OLD)
+    result = helper.make_tensor_value_info("z", TensorProto.INT32, None)
+    branches = [
+        helper.make_graph(
+            [node("MatMulInteger", ["x", "v"], ["z"], name)], name, [], [result],
+            [numpy_helper.from_array(weights, "v")],
+        )
+        for name, weights in (("large", LARGE), ("small", SMALL))
+    ]  # fmt: skip
+    chosen = node("If", ["c"], ["y"], "chosen", then_branch=branches[0], else_branch=branches[1])
+    build([chosen], ["c:bool", "x:uint8[2,2]"], ["y:int32[]"], 21)
+    assert "in MatMulInteger 'large' (nodes: 1)" in caplog.text
+
+
+def test_a_model_that_is_opened_from_its_compiled_form_says_it_again(
+    build: Build, flags: Flags, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags(OLD)
+    integers(build, LARGE)
+    source = written(tmp_path / "model.onnx", tmp_path)
+    caplog.clear()
+    [place] = compiled(source).placement()
+    assert saturation.NOTE in place.reason
+    assert len(caplog.messages) == 1
