@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,32 @@ def test_the_cold_executable_uses_what_it_wrote(path: Path, folder: Path) -> Non
     if maps.exists():
         assert str(weights) in maps.read_text()
         assert report.mapped_bytes < weights.stat().st_size / 1.9, "the raw half is not mapped"
+
+
+def in_order(executable: Any) -> list[str]:
+    """Return a model's kernels in the order in which ONNX Runtime's profile has them."""
+    predict(executable, X)
+    events = json.loads(Path(executable.session.end_profiling()).read_text())
+    return [event["name"] for event in events if event["name"].endswith("_kernel_time")]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_branches_run_in_the_same_order_with_the_form_and_without(
+    tmp_path: Path, folder: Path, seed: int
+) -> None:
+    random, nodes, unused = Random(seed), list[str](), {"x"}
+    for number in range(8):
+        first, second = (random.choice(["x", *map("v{}".format, range(number))]) for _ in "ab")
+        nodes.append(f"[n{number}] v{number} = Add ({first}, {second})")
+        unused = unused - {first, second} | {f"v{number}"}
+    nodes.append(f"[end] y = Sum ({', '.join(sorted(unused))})")
+    text = f"(float[4,64] x) => (float[4,64] y) {{ {' '.join(nodes)} }}"
+    path = graph(tmp_path, "branches", text)
+    options = replace(OPTIONS, options={"session.enable_profiling": str(tmp_path / "profile")})
+    orders = [in_order(compiled(open_source(path), options))]
+    orders.append(in_order(compiled(written(path, folder), options)))
+    assert len(orders[0]) > 1
+    assert orders[0] == orders[1]
 
 
 def test_nothing_but_the_form_is_written(path: Path, folder: Path) -> None:
