@@ -42,12 +42,25 @@ def limited(
     transfer_s: for the whole of a request, and for an answer. room_: for the bodies of inferences;
     bearer_: what clients must show to get it. ending: set when the server begins to end; each
     answer then says that it is its connection's last.
+
+    With a token, a new connection beyond the limit takes the place of the oldest one that has not
+    shown it, so that clients without the token cannot keep the others out.
     """
     slow = _refusal(
         "408 Request Timeout",
         f"the request did not come: expected more of its body within {pause_s:g} s, and all of it "
         f"within {transfer_s:g} s",
     )
+
+    strangers = dict[InferProtocol, None]()
+    """Connections that have not shown the token, the oldest first."""
+
+    def makes_room() -> bool:
+        for oldest in strangers:
+            del strangers[oldest]
+            oldest.transport.abort()
+            return True
+        return False
 
     class Limited(InferProtocol):
         """Closes connections that send or read too slowly, and those that are too many."""
@@ -60,12 +73,14 @@ def limited(
         stall: asyncio.TimerHandle | None = None  # of what goes
 
         def connection_made(self, transport: Any) -> None:
-            if len(self.connections) >= connections:
+            if len(self.connections) >= connections and not makes_room():
                 transport.write(_BUSY)
                 transport.close()
                 self.is_refused = True
                 return
             super().connection_made(transport)
+            if self.bearer:
+                strangers[self] = None
             self.due_s = self.loop.time() + transfer_s
             self.expect()
 
@@ -83,6 +98,7 @@ def limited(
         def connection_lost(self, exc: Exception | None) -> None:
             if self.is_refused:
                 return
+            strangers.pop(self, None)
             self.relax()
             self.resume_writing()
             super().connection_lost(exc)
@@ -119,6 +135,10 @@ def limited(
         def on_headers_complete(self) -> None:
             super().on_headers_complete()
             self.has_headers = True
+            if self in strangers:
+                authorization = dict(self.headers).get(b"authorization", b"")
+                if self.bearer.is_shown(authorization):
+                    del strangers[self]
             if ending.is_set():
                 self.cycle.keep_alive = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 import grpc
 import numpy as np
@@ -69,6 +70,27 @@ def test_connections_above_the_limit_are_told_so(serve_affine: Serve) -> None:
         for each in held:
             each.close()
     until(lambda: ask(found.http, "GET", "/v2/health/live")[0] == 200)
+
+
+def test_clients_without_the_token_cannot_keep_the_others_out(serve_affine: Serve) -> None:
+    found = serve_affine(token="secret", connections=3)
+    shown = b"GET /v2 HTTP/1.1\r\nHost: [::1]\r\nAuthorization: Bearer secret\r\n\r\n"
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connected(found.http)) for _ in range(3)]
+        known = []
+        for oldest in silent:
+            known.append(stack.enter_context(connected(found.http)))
+            known[-1].sendall(shown)
+            assert known[-1].recv(10_000).startswith(b"HTTP/1.1 200")
+            with suppress(ConnectionResetError):
+                assert oldest.recv(1) == b"", "the oldest made room"
+        for _ in range(2):  # none of those that showed the token does
+            with connected(found.http) as further:
+                further.sendall(shown)
+                assert further.recv(10_000).startswith(b"HTTP/1.1 503")
+        for each in known:
+            each.sendall(shown)
+            assert each.recv(10_000).startswith(b"HTTP/1.1 200")
 
 
 def test_a_token_is_asked_for_by_both_protocols(serve_affine: Serve) -> None:
