@@ -22,6 +22,7 @@ from engine_cpu.compiled import (
 )
 from engine_cpu.options import session_options
 from engine_cpu.prepared import Prepared
+from engine_cpu.risk import NESTS, holds
 from engine_cpu.runtime import ort
 from engine_cpu.session import (
     CpuModel,
@@ -106,10 +107,13 @@ def _reopened(
     settings = session_options(options)
     # It is optimised; and what ran once is what is to run again, bit by bit.
     settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if settings.execution_order == ort.ExecutionOrder.DEFAULT:
-        # The file has the nodes in the order in which they ran. By default ONNX Runtime would take
-        # the branches of a graph in another, which was up to 5 % slower; this order is the file's,
-        # but for Shape and Size, which come early.
+    if settings.execution_order == ort.ExecutionOrder.DEFAULT and not holds(
+        graph_of(source), NESTS
+    ):
+        # The file has the main graph's nodes in the order in which they ran. By default ONNX
+        # Runtime would take the branches of a graph in another, which was up to 5 % slower; this
+        # order is the file's, but for Shape and Size, which come early. Not with subgraphs: their
+        # nodes stand in the file as in the original, an order that may take more memory.
         settings.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     try:
         session = make_session(source, str(form.graph), settings, options.cancel)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.errors import ModelError
 from engine.host.interrupts import pass_interrupt, undisturbed
@@ -20,6 +21,7 @@ from engine.types import (
 )
 from engine_cpu.layout import Layout
 from engine_cpu.options import session_options
+from engine_cpu.risk import may_saturate
 from engine_cpu.run import CpuContext
 from engine_cpu.session import CpuModel, graph_of, look_in, session_from
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from engine_cpu.runtime import ort
 
 
+T = TypeVar("T")
+
+
 def compile_model(loaded: CpuModel, options: CompileOptions) -> CpuExecutable:
     """Make the executable of a loaded model; ModelError for one with nodes that cannot run."""
     source = loaded.source
@@ -38,6 +43,17 @@ def compile_model(loaded: CpuModel, options: CompileOptions) -> CpuExecutable:
         index, reason = next(iter(loaded.unsupported.items()))
         node = graph_of(source).nodes[index]
         raise ModelError(f"{source.name}: {node.op_type} {node.name!r}: {reason}", source.name)
+    if may_saturate(graph_of(source)):
+        from engine_cpu import saturation  # rare
+
+        if saturation.saturates():
+            observed = Observed.now(loaded.read, options, loaded.leads, loaded.patterns)
+            is_exact = options.options.get(saturation.EXACT) == "1"
+            found = saturation.notes_of(loaded, observed, is_exact)
+            loaded.notes = {
+                index: "; ".join(filter(None, (loaded.notes.get(index), found.get(index))))
+                for index in loaded.notes.keys() | found.keys()
+            }
     if options.progress is not None:
         options.progress("compile", 1, 1)
     return CpuExecutable(loaded, options)
@@ -221,6 +237,17 @@ class Observed:
             source = replace(source, data=None)
         if source.is_secret and source.data is None:
             return None
+        return cls.now(source, options, leads, patterns)
+
+    @classmethod
+    def now(
+        cls,
+        source: ModelSource,
+        options: CompileOptions,
+        leads: Mapping[int, int],
+        patterns: Sequence[Pattern],
+    ) -> Observed:
+        """Prepare for a question that is asked while the model is here."""
         # Of the options only what decides on the graph; what is shared is not asked for again.
         shared = ("thread_pool", "workspace")
         settings = {key: text for key, text in options.options.items() if key not in shared}
@@ -240,12 +267,18 @@ class Observed:
 
     def optimised(self) -> OptimisedGraph | None:
         """Return the graph of a session made for the purpose; None where there is none."""
+        from engine_cpu.node_states import read_optimised
+
+        return self.read(read_optimised)
+
+    def read(self, read: Callable[[Path], T], has_weights: bool = False) -> T | None:
+        """Return what `read` finds in that graph's file, with its weights beside it or without."""
         from engine_cpu.node_states import observed
 
         if self._identity != self._identify():  # the file is another model's now
             return None
         # Writing files and removing them is not to be cut off half-way.
-        return undisturbed(lambda: observed(self._write, self._is_secret))
+        return undisturbed(lambda: observed(self._write, self._is_secret, read, has_weights))
 
     def _identify(self) -> tuple[int, ...] | None:
         if not isinstance(self._model, str):

@@ -29,7 +29,7 @@ from engine_cpu.options import (
 )
 from engine_cpu.prepared import Prepared
 from engine_cpu.rewrites import candidates
-from engine_cpu.risk import Risk, is_plain, may_quantize, may_saturate
+from engine_cpu.risk import Risk, is_plain, may_quantize
 from engine_cpu.session import (
     OUT_OF_MEMORY,
     CpuModel,
@@ -55,7 +55,7 @@ def load_model(source: ModelSource, options: CompileOptions) -> CpuModel:
     if options.progress is not None:
         options.progress("compile", 0, 1)
     try:
-        return _noted(_load_in_workspace(source, options), options)
+        return _load_in_workspace(source, options)
     except CompiledFormError:
         raise
     except ModelError as error:
@@ -64,24 +64,6 @@ def load_model(source: ModelSource, options: CompileOptions) -> CpuModel:
             reason = str(error).removeprefix(f"{source.name}: ")
             raise refused_entries(raw, reason) from error
         raise
-
-
-def _noted(loaded: CpuModel, options: CompileOptions) -> CpuModel:
-    """Add what placement is to say of products that saturate here, and warn of them."""
-    source = loaded.source
-    if loaded.session is None or source.graph is None or not may_saturate(source.graph):
-        return loaded
-    from engine_cpu import saturation  # rare
-
-    if options.options.get(saturation.EXACT) == "1" or not saturation.saturates():
-        return loaded
-    names, notes = saturation.found_in(source)
-    if names:
-        saturation.warn(source, names)
-        both = ((index, (loaded.notes.get(index), note)) for index, note in notes.items())
-        added = {index: "; ".join(filter(None, texts)) for index, texts in both}
-        loaded.notes = {**loaded.notes, **added}
-    return loaded
 
 
 def _loads_without(raw: Iterable[str], source: ModelSource, options: CompileOptions) -> bool:

@@ -15,13 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from engine.host.folder import temporary_folder
 from engine.host.interrupts import pass_interrupt
 from engine.model_bytes import Budget, fields, schema
 from engine.types import GraphInfo, NodeInfo, NodeState
 from engine_cpu.risk import NESTS
+
+T = TypeVar("T")
 
 # The state of each node of the main graph, in order, and the index of the one it is fused into.
 NodeStates: TypeAlias = "list[tuple[NodeState, int | None]]"
@@ -88,23 +90,32 @@ def _kernel(node: memoryview, budget: Budget) -> Kernel:
     return Kernel(op_type, name, tuple(outputs), tuple(inputs))
 
 
-def observed(write: Callable[[str, str], None], is_secret: bool) -> OptimisedGraph | None:
-    """Have the optimised graph written, without its weights, and read it; None where that fails.
+def observed(
+    write: Callable[[str, str], None],
+    is_secret: bool,
+    read: Callable[[Path], T],
+    has_weights: bool = False,
+) -> T | None:
+    """Have the optimised graph written, and read it; None where that fails.
 
     write: makes a session that writes its graph to the path given first, and all initializers
         into a file beside it that is named by the second.
     is_secret: nothing may come to a disk, so without a folder in memory nothing is written.
+    has_weights: the file of the initializers is there to be read.
     """
     try:
         parent = Path(MEMORY_FOLDER) if os.path.isdir(MEMORY_FOLDER) else None
         if is_secret and parent is None:
             return None
+        if has_weights and not is_secret:
+            parent = None  # memory that files may take is often small
         # A secret file goes even where this process is killed; that takes some milliseconds.
         temporary = temporary_folder if is_secret else _temporary_folder
         with temporary("engine-", parent) as folder:
-            os.symlink(os.devnull, folder / "weights")
+            if not has_weights:
+                os.symlink(os.devnull, folder / "weights")
             write(str(folder / "graph"), "weights")
-            return read_optimised(folder / "graph")
+            return read(folder / "graph")
     except Exception as error:  # ONNX Runtime's own; it is only a diagnosis that fails
         pass_interrupt(error)
         return None

@@ -130,6 +130,13 @@ def bodies_of(model: memoryview, graph: GraphInfo, needles: Needles) -> Iterator
         yield from _with_inner(Body(graph.nodes, nodes, types, constants), reader, needles)
 
 
+def bodies_in(model: memoryview, needles: Needles) -> Iterator[Body]:
+    """Yield the same of a model that the core has not read, but for functions."""
+    reader = NodeReader(ReadingBudget(len(model)))
+    for _, part in fields(model, Budget(_FIELDS), {schema.MODEL_GRAPH}):
+        yield from _with_inner(_subgraph(part, None, reader), reader, needles)
+
+
 def _with_inner(body: Body, reader: NodeReader, needles: Needles) -> Iterator[Body]:
     """Yield a body and those inside of it."""
     yield body
@@ -143,7 +150,7 @@ def _with_inner(body: Body, reader: NodeReader, needles: Needles) -> Iterator[Bo
                     yield from _with_inner(_subgraph(payload, body, reader), reader, needles)
 
 
-def _subgraph(graph: memoryview, outer: Body, reader: NodeReader) -> Body:
+def _subgraph(graph: memoryview, outer: Body | None, reader: NodeReader) -> Body:
     budget = Budget(_FIELDS)
     wanted = {schema.GRAPH_NODE, schema.GRAPH_INITIALIZER, schema.GRAPH_INPUT}
     found = list(fields(graph, budget, wanted))

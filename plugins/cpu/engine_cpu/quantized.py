@@ -110,7 +110,7 @@ class _Fusions:
         values = [node.inputs[i] for i in VALUES[node.op_type] if i < len(node.inputs)]
         sources = [self._dequantizer(name) for name in values]
         activations = sources[:1] if node.op_type in _WEIGHTED else sources
-        if activations[0] is None:
+        if not activations or activations[0] is None:
             return ""
         results = list(self._quantizers(node))
         if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") and sources[1] is None:
@@ -132,8 +132,10 @@ class _Fusions:
         """Return the node that a value is dequantized by, perhaps before it is moved."""
         for _ in self._body.nodes:
             node = self._body.producer(name)
-            if node is None or node.op_type == DEQUANTIZE:
-                return node
+            if node is None or not node.inputs:
+                return None
+            if node.op_type == DEQUANTIZE:
+                return node if len(node.inputs) > 1 else None
             if node.op_type not in MOVES:
                 return None
             name = node.inputs[0]
@@ -159,7 +161,7 @@ class _Fusions:
         while pending:
             node = pending.pop()
             for user in self._users.get(node.outputs[0], ()) if node.outputs else ():
-                if user.op_type == QUANTIZE:
+                if user.op_type == QUANTIZE and len(user.inputs) > 1:
                     yield user
                 elif user.index not in seen and (
                     user.op_type in MOVES or (user.op_type == "Add" and node.op_type == "MatMul")
@@ -195,7 +197,7 @@ class _Fusions:
                 if made.attributes.get("perm", (1, 0)) != (1, 0):
                     return False
                 turned = not turned
-            elif made.op_type != "Identity":
+            elif made.op_type != "Identity" or not made.inputs:
                 return True  # it is not fused across what changes the shape
             name = made.inputs[0]
             made = self._body.producer(name)

@@ -38,11 +38,11 @@ NESTS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 DEQUANTIZING = NESTS | {"DequantizeLinear"}
 """Operators that quantize back to floats, or may hold nodes that do."""
 
-QUANTIZED = frozenset({
-    "ConvInteger", "DequantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger",
-    "MatMulIntegerToFloat", "QAttention", "QGemm", "QLinearConv", "QLinearMatMul",
-})  # fmt: skip
-"""Operators by which a model has products of integers."""
+QUANTIZED = NESTS | {
+    "ConvInteger", "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul",
+    "MatMulInteger", "MatMulIntegerToFloat", "QAttention", "QGemm", "QLinearConv", "QLinearMatMul",
+}  # fmt: skip
+"""Operators by which a model has products of integers, or may hold nodes that do."""
 
 _DOMAINS = frozenset({"", "ai.onnx.ml", "com.microsoft"})  # a function has one of its own
 
@@ -61,7 +61,7 @@ def may_quantize(graph: GraphInfo) -> bool:
 
 def may_saturate(graph: GraphInfo) -> bool:
     """Return True for a model that saturation.py looks at: products of integers, here or inside."""
-    return holds(graph, NESTS | QUANTIZED)
+    return holds(graph, QUANTIZED)
 
 
 def is_plain(graph: GraphInfo) -> bool:

@@ -1,9 +1,9 @@
 """Products of uint8 and int8 that ONNX Runtime's kernels may saturate on this processor.
 
-On x86 without VNNI they multiply by vpmaddubsw, which adds two products in 16 bits, and ends at
-32767 and -32768: 255 * 64 * 2 fits, 255 * 65 * 2 does not. Two int8, or two uint8, are multiplied
-otherwise, and exactly. The weights say whether a sum can be too large; what the activations will be
-is not known. Read from the model's bytes, without onnx.
+On x86 without VNNI they multiply by vpmaddubsw, which adds two products in 16 bits and ends at
+32767 and -32768: 255 * (64 + 64) fits, 255 * (65 + 64) does not. Two int8, or two uint8, are
+multiplied exactly. The optimised graph says which kernels run, on what types, and with which
+weights; what a caller's values will be is not known.
 """
 
 from __future__ import annotations
@@ -11,36 +11,69 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from engine.errors import ModelError
 from engine.host import processor
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import pass_interrupt
 from engine.types import DType, ModelSource, NodeInfo
-from engine_cpu.nodes import NOTHING, Body, Needles, bodies_of, held_still, view_of
-from engine_cpu.risk import NESTS, QUANTIZED, holds
-from engine_cpu.tensors import Array, array_of, dtype_of
+from engine_cpu.known_issues import version
+from engine_cpu.node_states import OptimisedGraph, kernel_nodes, read_optimised
+from engine_cpu.nodes import Body, Needles, bodies_in
+from engine_cpu.session import CpuModel, graph_of
+from engine_cpu.tensors import Array, array_of, dims_of, dtype_of
+
+if TYPE_CHECKING:
+    from engine_cpu.executable import Observed
 
 EXACT = "session.x64quantprecision"
-"""Raw entry of [cpu_context]; with "1", ONNX Runtime makes uint8 of int8 weights."""
+"""Raw entry of [cpu_context]; with "1", ONNX Runtime makes uint8 of most constant int8 weights."""
 
 NOTE = "may saturate: this processor adds products of uint8 and int8 in 16 bits"
-_SHOWN = 3  # names in a warning
 _EXACT_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "avx_vnni_int8", "amx_int8"})
-_MOST = 128  # of the sum of two weights: 255 * 128 is the largest multiple below 32768
+_EXACT_ENDS_NO_PROCESS = (1, 30)  # before, it aborts for a MatMulInteger without zero points
+_MOST_SIGNED = 128  # of the sum of two int8: 255 * 128 < 32768
+_MOST_UNSIGNED = 256  # of the sum of two uint8: 128 * 256 = 32768
+_SHOWN = 3  # names in a warning
+_PART = 1 << 20  # elements that are looked at together
 
-# Where each operator has its activations and its weights.
-_FACTORS: Mapping[str, tuple[int, int]] = {
-    "MatMulInteger": (0, 1), "ConvInteger": (0, 1), "QLinearMatMul": (0, 3), "QLinearConv": (0, 3),
-    "QGemm": (0, 3), "QAttention": (0, 1), "MatMulIntegerToFloat": (0, 1),
-    "DynamicQuantizeMatMul": (0, 1),
-}  # fmt: skip
-_FLOATS = frozenset({"Conv", "Gemm", "MatMul"})  # fused with the DequantizeLinear before them
-_MOVES = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose",
-                    "Unsqueeze"})  # fmt: skip
+
+class _Factors(NamedTuple):
+    """The inputs that a kernel multiplies as uint8 by int8, and their zero points, by index.
+
+    unsigned: None where the kernel quantizes it to uint8 itself.
+    """
+
+    unsigned: int | None
+    signed: int
+    unsigned_zero: int = 99
+    signed_zero: int = 99
+
+
+_FACTORS: Mapping[str, Sequence[_Factors]] = {
+    "ConvInteger": [_Factors(1, 0, 3, 2)],  # it multiplies the weights by the image
+    "DynamicQuantizeLSTM": [_Factors(None, 1, 99, 9), _Factors(None, 2, 99, 11)],
+    "DynamicQuantizeMatMul": [_Factors(None, 1, 99, 3)],
+    "MatMulInteger": [_Factors(0, 1, 2, 3)],
+    "MatMulIntegerToFloat": [_Factors(0, 1, 4, 5)],
+    "QAttention": [_Factors(0, 1, 6, 7)],
+    "QGemm": [_Factors(0, 3, 2, 5)],
+    "QLinearConv": [_Factors(0, 3, 2, 5)],
+    "QLinearMatMul": [_Factors(0, 3, 2, 5)],
+}
+_MOVES = frozenset({
+    "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Pad", "Reshape", "Slice", "Squeeze",
+    "Transpose", "Unsqueeze",
+})  # fmt: skip
+
+
+class Found(NamedTuple):
+    """An optimised graph, and its kernels that may saturate, in subgraphs too."""
+
+    graph: OptimisedGraph
+    kernels: Sequence[NodeInfo]
 
 
 def saturates() -> bool:
@@ -51,105 +84,140 @@ def saturates() -> bool:
     return flags is not None and _EXACT_FLAGS.isdisjoint(flags.split())
 
 
-class Found(NamedTuple):
-    """Nodes whose products may saturate. names: all, as a reader knows them.
+def notes_of(loaded: CpuModel, observed: Observed, is_exact: bool) -> Mapping[int, str]:
+    """Return a note for each node whose products may saturate, by its index, and log a warning.
 
-    notes: by the index of those in the main graph.
+    observed: has the optimised graph written where there is no compiled form. is_exact: the option
+    EXACT is set. Nothing is found where that graph cannot be written or read.
     """
-
-    names: Sequence[str] = ()
-    notes: Mapping[int, str] = MappingProxyType({})
-
-
-def found_in(source: ModelSource) -> Found:
-    """Return the nodes whose products may saturate, with those in subgraphs and functions."""
-    graph = source.graph
-    assert graph is not None, "the core reads every ONNX file before a backend does"
-    needles = Needles(QUANTIZED) if holds(graph, NESTS) else NOTHING
-    names: list[str] = []
-    notes: dict[int, str] = {}
     try:
-        with held_still(source):
-            for body in bodies_of(view_of(source), graph, needles):
-                for node in body.nodes:
-                    if _may_saturate(node, body, source):
-                        names.append(f"{node.op_type} {node.name!r}")
-                        if body.nodes is graph.nodes:
-                            notes[node.index] = NOTE
-    except (OSError, ValueError) as error:  # it is no longer what the core has read
-        if isinstance(error, ModelError) or raised_by_handler(error):
-            raise
-        return Found()
-    return Found(names, notes)
+        found: Found | None
+        if loaded.form is not None:
+            found = found_in(loaded.form.graph)
+        else:
+            found = observed.read(found_in, has_weights=True)
+        if found is None or not found.kernels:
+            return {}
+        _warn(loaded.source, found.kernels, is_exact)
+        outputs = {name for kernel in found.kernels for name in kernel.outputs if name}
+        graph = graph_of(loaded.source)
+        return {
+            index: NOTE
+            for kernel, indices in kernel_nodes(graph, found.graph, loaded.rewritten, loaded.leads)
+            if not outputs.isdisjoint(kernel.outputs)
+            for index in indices
+        }
+    except Exception as error:  # it is only a diagnosis that fails
+        pass_interrupt(error)
+        return {}
 
 
-def warn(source: ModelSource, names: Sequence[str]) -> None:
-    """Log which nodes may saturate, and what to do."""
-    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+def found_in(path: Path) -> Found:
+    """Look at an optimised graph, whose weights may lie beside it. Raises ValueError, OSError."""
+    source = ModelSource(format="onnx", path=path, folder=path.parent)
+    kernels: list[NodeInfo] = []
+    for body in bodies_in(memoryview(path.read_bytes()), Needles(_FACTORS)):
+        known: dict[str, bool] = {}
+        kernels += (node for node in body.nodes if _may_saturate(node, body, source, known))
+    return Found(read_optimised(path), kernels)
+
+
+def _warn(source: ModelSource, kernels: Sequence[NodeInfo], is_exact: bool) -> None:
+    names = [f"{kernel.op_type} {kernel.name!r}" for kernel in kernels[:_SHOWN]]
+    more = ", ..." if len(kernels) > _SHOWN else ""
+    advice = "weights of 7 bits are exact everywhere"
+    if version() >= _EXACT_ENDS_NO_PROCESS and not is_exact:
+        advice += f", and {EXACT} = 1 in [cpu_context] makes most others exact"
     logging.getLogger("engine").warning(
-        "%s: products may saturate, which makes results wrong, in %s (nodes: %d): on x86 without "
-        "VNNI, as here, onnxruntime adds products of uint8 and int8 in 16 bits; [cpu_context] "
-        "%s = 1 makes them exact, and so do weights of 7 bits: docs/convert.md, Saturation",
-        source.name, shown, len(names), EXACT,
-    )  # fmt: skip
+        "%s: products may saturate, which makes results wrong, in %s (kernels: %d): on x86 without "
+        "VNNI, as here, onnxruntime adds products of uint8 and int8 in 16 bits; %s: "
+        "docs/convert.md, Saturation",
+        source.name,
+        "kernels of a secret model" if source.is_secret else ", ".join(names) + more,
+        len(kernels),
+        advice,
+    )
 
 
-def _may_saturate(node: NodeInfo, body: Body, source: ModelSource) -> bool:
-    if node.op_type in _FLOATS:
-        values, weights = (_quantized(name, body) for name in (*node.inputs, "", "")[:2])
-    elif node.op_type in _FACTORS:
-        first, second = _FACTORS[node.op_type]
-        if len(node.inputs) <= second:
-            return False
-        values, weights = node.inputs[first], node.inputs[second]
-    else:
-        return False
-    if not values or not weights or _type(weights, body) is not DType.INT8:
-        return False
-    if node.op_type != "DynamicQuantizeMatMul" and _type(values, body) is DType.INT8:
-        return False
-    tensor = body.constant(weights)
-    elements = None if tensor is None else array_of(tensor, source)
-    return elements is None or _has_large_pair(elements)
+def _may_saturate(
+    kernel: NodeInfo, body: Body, source: ModelSource, known: dict[str, bool]
+) -> bool:
+    """Return whether a kernel may saturate. known: of weights that were looked at."""
+
+    def input_of(index: int | None) -> str:
+        return "" if index is None or index >= len(kernel.inputs) else kernel.inputs[index]
+
+    for unsigned, signed, unsigned_zero, signed_zero in _FACTORS.get(kernel.op_type, ()):
+        name = input_of(signed)
+        if not name or _type(name, input_of(signed_zero), body) not in (DType.INT8, None):
+            continue
+        other = input_of(unsigned)
+        if other and _type(other, input_of(unsigned_zero), body) not in (DType.UINT8, None):
+            continue
+        if kernel.op_type == "QLinearConv" and _is_depthwise(kernel, name, body):
+            continue
+        if _exceeds(name, _MOST_SIGNED, body, source, known) and (
+            not other or _exceeds(other, _MOST_UNSIGNED, body, source, known)
+        ):
+            return True
+    return False
 
 
-def _quantized(name: str, body: Body) -> str:
-    """Return what a value is dequantized from, perhaps before it is moved; "" for none."""
-    for _ in body.nodes:
-        node = body.producer(name)
-        if node is None or node.op_type not in _MOVES:
-            break
-        name = node.inputs[0]
-    else:
-        return ""
-    return node.inputs[0] if node is not None and node.op_type == "DequantizeLinear" else ""
-
-
-def _type(name: str, body: Body) -> DType | None:
-    """Return the element type of a quantized value, None where it is not known."""
-    for _ in body.nodes:
-        if (tensor := body.constant(name)) is not None:
+def _type(name: str, zero: str, body: Body) -> DType | None:
+    """Return the element type of a quantized value and of its zero point; None if unknown."""
+    for value in (zero, name):
+        if value and (tensor := body.constant(value)) is not None:
             return dtype_of(tensor)
-        node = body.producer(name)
+    at: Body | None = body
+    seen = set[str]()
+    while at is not None and name not in seen:
+        node = at.producer(name)
         if node is None:
-            return body.types.get(name)
-        if node.op_type == "DynamicQuantizeLinear":
+            if name in at.types:
+                return at.types[name]
+            at = at.outer
+        elif node.op_type == "DynamicQuantizeLinear":
             return DType.UINT8
-        if node.op_type == "QuantizeLinear":
+        elif node.op_type == "QuantizeLinear":
             zero = node.inputs[2] if len(node.inputs) > 2 else ""
-            if (tensor := body.constant(zero)) is not None:
+            return _type(zero, "", at) if zero else DType.UINT8
+        elif node.op_type in _MOVES and node.inputs:
+            seen.add(name)
+            name = node.inputs[0]
+            if (tensor := at.constant(name)) is not None:
                 return dtype_of(tensor)
-            said = node.attributes.get("output_dtype", 0)
-            return DType.from_onnx(said) if said and isinstance(said, int) else DType.UINT8
-        if node.op_type not in _MOVES:
+        else:
             return None
-        name = node.inputs[0]
     return None
 
 
-def _has_large_pair(weights: Array) -> bool:
-    """Return True where two weights of one sign have a sum that saturates."""
-    if weights.size < 2 or (2 * int(weights.max()) <= _MOST and 2 * int(weights.min()) >= -_MOST):
-        return False
-    ends = np.partition(weights, (1, -2)).astype(np.int64)
-    return bool(ends[-1] + ends[-2] > _MOST or ends[0] + ends[1] < -_MOST)
+def _is_depthwise(kernel: NodeInfo, weights: str, body: Body) -> bool:
+    """Return True for one filter a channel, which a kernel of its own computes exactly."""
+    tensor = body.constant(weights)
+    dims = [] if tensor is None else dims_of(tensor)
+    return len(dims) > 2 and dims[1] == 1 and kernel.attributes.get("group", 1) == dims[0] > 1
+
+
+def _exceeds(name: str, most: int, body: Body, source: ModelSource, known: dict[str, bool]) -> bool:
+    """Return True where two elements of one sign may have a larger sum than `most`."""
+    if name not in known:
+        tensor = body.constant(name)
+        elements = None if tensor is None else array_of(tensor, source, maps=True)
+        known[name] = elements is None or _has_larger_pair(elements, most)
+    return known[name]
+
+
+def _has_larger_pair(elements: Array, most: int) -> bool:
+    ends: list[int] = []  # the two smallest and the two largest
+    for begin in range(0, elements.size, _PART):
+        part = elements[begin : begin + _PART]
+        low, high = int(part.min()), int(part.max())
+        if part.size > 4 and (2 * high > most or 2 * low < -most):
+            found = np.partition(part, (1, -2))[[0, 1, -2, -1]].tolist()
+        else:
+            found = [low, high] if part.size > 4 else part.tolist()
+        ends = sorted([*ends, *found])
+        ends = ends[:2] + ends[2:][-2:]
+        if len(ends) > 1 and (ends[-1] + ends[-2] > most or ends[0] + ends[1] < -most):
+            return True
+    return False

@@ -5,6 +5,7 @@ Writers differ: `raw_data`, packed or single numbers of a field by type, or a fi
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -72,10 +73,13 @@ def integers_of(tensor: memoryview) -> list[int] | None:
     return None if array is None or array.dtype.kind not in "iu" else [int(x) for x in array]
 
 
-def array_of(tensor: memoryview, source: ModelSource | None = None) -> Array | None:
+def array_of(
+    tensor: memoryview, source: ModelSource | None = None, maps: bool = False
+) -> Array | None:
     """Return a TensorProto's elements, flat; None where they are no numbers, or out of reach.
 
-    source: the model, where external data is to be looked for. bfloat16 comes as float32.
+    source: the model, where external data is to be looked for. maps: large external data is mapped,
+    from a file that nobody writes to; else it is out of reach. bfloat16 comes as float32.
     """
     kind = dtype_of(tensor)
     if kind is None or kind.value not in _INTEGERS | _FLOATS:
@@ -96,7 +100,7 @@ def array_of(tensor: memoryview, source: ModelSource | None = None) -> Array | N
         elif tag in _NUMBERS:
             parts.append(np.array([payload], np.uint64))
     if is_external:
-        raw = None if source is None else _external(entries, source)
+        raw = None if source is None else _external(entries, source, maps)
         if raw is None:
             return None
     if raw is not None:
@@ -155,7 +159,9 @@ def _entry(payload: memoryview) -> tuple[str, str]:
     return key, value
 
 
-def _external(entries: dict[str, str], source: ModelSource) -> memoryview | bytes | None:
+def _external(
+    entries: dict[str, str], source: ModelSource, maps: bool
+) -> memoryview | bytes | None:
     """Return a tensor's external data; where it lies the core has checked."""
     location, start = entries.get("location", ""), int(entries.get("offset", "0"))
     length = int(entries["length"]) if "length" in entries else None
@@ -167,6 +173,9 @@ def _external(entries: dict[str, str], source: ModelSource) -> memoryview | byte
     with open(Path(source.folder) / location, "rb") as file:
         size = os.fstat(file.fileno()).st_size - start if length is None else length
         if size > _MOST_BYTES:
-            return None
+            if not maps:
+                return None
+            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return mapped[start : start + size]
         file.seek(start)
         return file.read(size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from typing import Any
 
 from engine_serve.bearer import Bearer
@@ -43,24 +44,15 @@ def limited(
     bearer_: what clients must show to get it. ending: set when the server begins to end; each
     answer then says that it is its connection's last.
 
-    With a token, a new connection beyond the limit takes the place of the oldest one that has not
-    shown it, so that clients without the token cannot keep the others out.
+    With a token, a new connection beyond the limit takes the place of one that has not shown it, an
+    idle one if there is any: clients without the token cannot keep all places. Which one is random,
+    so that a flood of connections is unlikely to hit a client that is about to show the token.
     """
     slow = _refusal(
         "408 Request Timeout",
         f"the request did not come: expected more of its body within {pause_s:g} s, and all of it "
         f"within {transfer_s:g} s",
     )
-
-    strangers = dict[InferProtocol, None]()
-    """Connections that have not shown the token, the oldest first."""
-
-    def makes_room() -> bool:
-        for oldest in strangers:
-            del strangers[oldest]
-            oldest.transport.abort()
-            return True
-        return False
 
     class Limited(InferProtocol):
         """Closes connections that send or read too slowly, and those that are too many."""
@@ -73,14 +65,14 @@ def limited(
         stall: asyncio.TimerHandle | None = None  # of what goes
 
         def connection_made(self, transport: Any) -> None:
-            if len(self.connections) >= connections and not makes_room():
+            if len(self.connections) >= connections and not make_room():
                 transport.write(_BUSY)
                 transport.close()
                 self.is_refused = True
                 return
             super().connection_made(transport)
             if self.bearer:
-                strangers[self] = None
+                unauthenticated.add(self)
             self.due_s = self.loop.time() + transfer_s
             self.expect()
 
@@ -98,10 +90,14 @@ def limited(
         def connection_lost(self, exc: Exception | None) -> None:
             if self.is_refused:
                 return
-            strangers.pop(self, None)
+            unauthenticated.discard(self)
             self.relax()
             self.resume_writing()
             super().connection_lost(exc)
+
+        @property
+        def is_answering(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
 
         # ------------------------------------------------------------------------- what comes
 
@@ -135,10 +131,10 @@ def limited(
         def on_headers_complete(self) -> None:
             super().on_headers_complete()
             self.has_headers = True
-            if self in strangers:
+            if self in unauthenticated:
                 authorization = dict(self.headers).get(b"authorization", b"")
                 if self.bearer.is_shown(authorization):
-                    del strangers[self]
+                    unauthenticated.remove(self)
             if ending.is_set():
                 self.cycle.keep_alive = False
 
@@ -192,5 +188,18 @@ def limited(
         def shutdown(self) -> None:
             if not self.is_begun or (self.has_headers and not self.cycle.response_complete):
                 super().shutdown()
+
+    unauthenticated: set[Limited] = set()  # connections that have not shown the token
+
+    def make_room() -> bool:
+        """Close one of them; False where there is none."""
+        idle = [each for each in unauthenticated if not each.is_answering]
+        if not unauthenticated:
+            return False
+        closed = random.choice(idle or [*unauthenticated])
+        unauthenticated.remove(closed)
+        closed.relax()
+        closed.transport.abort()
+        return True
 
     return Limited
