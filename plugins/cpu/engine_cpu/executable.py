@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -48,8 +49,9 @@ def compile_model(loaded: CpuModel, options: CompileOptions) -> CpuExecutable:
 
         if saturation.saturates():
             observed = Observed.now(loaded.read, options, loaded.leads, loaded.patterns)
+            observe = partial(observed.read, has_weights=True)
             is_exact = options.options.get(saturation.EXACT) == "1"
-            found = saturation.notes_of(loaded, observed, is_exact)
+            found = saturation.notes_of(loaded, observe, is_exact)
             loaded.notes = {
                 index: "; ".join(filter(None, (loaded.notes.get(index), found.get(index))))
                 for index in loaded.notes.keys() | found.keys()

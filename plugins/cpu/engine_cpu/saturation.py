@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from engine_cpu.node_states import OptimisedGraph, kernel_nodes, read_optimised
 from engine_cpu.nodes import Body, Needles, bodies_in
 from engine_cpu.session import CpuModel, graph_of
 from engine_cpu.tensors import Array, array_of, dims_of, dtype_of
-
-if TYPE_CHECKING:
-    from engine_cpu.executable import Observed
 
 EXACT = "session.x64quantprecision"
 """Raw entry of [cpu_context]; with "1", ONNX Runtime makes uint8 of most constant int8 weights."""
@@ -76,6 +73,9 @@ class Found(NamedTuple):
     kernels: Sequence[NodeInfo]
 
 
+Read: TypeAlias = Callable[[Path], Found]
+
+
 def saturates() -> bool:
     """Return True where the processor is known to add products of uint8 and int8 in 16 bits."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
@@ -84,18 +84,16 @@ def saturates() -> bool:
     return flags is not None and _EXACT_FLAGS.isdisjoint(flags.split())
 
 
-def notes_of(loaded: CpuModel, observed: Observed, is_exact: bool) -> Mapping[int, str]:
+def notes_of(
+    loaded: CpuModel, observe: Callable[[Read], Found | None], is_exact: bool
+) -> Mapping[int, str]:
     """Return a note for each node whose products may saturate, by its index, and log a warning.
 
-    observed: has the optimised graph written where there is no compiled form. is_exact: the option
-    EXACT is set. Nothing is found where that graph cannot be written or read.
+    observe: has the optimised graph written, with its weights, and read, where there is no compiled
+    form. is_exact: the option EXACT is set. Nothing is found where that graph cannot be written.
     """
     try:
-        found: Found | None
-        if loaded.form is not None:
-            found = found_in(loaded.form.graph)
-        else:
-            found = observed.read(found_in, has_weights=True)
+        found = observe(found_in) if loaded.form is None else found_in(loaded.form.graph)
         if found is None or not found.kernels:
             return {}
         _warn(loaded.source, found.kernels, is_exact)
