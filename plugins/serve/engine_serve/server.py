@@ -136,7 +136,7 @@ class Server:
         if settings.http_port is not None:
             bound = listening(settings.host, settings.http_port, "--http-port")
             self.http_port = bound.getsockname()[1]
-            rest = uvicorn.Server(self._http())
+            rest = _Rest(self._http(), settings.pause_s)
             serving = asyncio.ensure_future(rest.serve(sockets=[bound]))
             while not rest.started and not serving.done():
                 await asyncio.sleep(0.001)
@@ -227,6 +227,37 @@ class Server:
             ssl_certfile=settings.certificate or None,
             ssl_keyfile=settings.key or None,
         )
+
+
+class _Rest(uvicorn.Server):
+    """uvicorn's server, with a limit of the time of TLS's handshake."""
+
+    def __init__(self, config: uvicorn.Config, handshake_s: float) -> None:
+        super().__init__(config)
+        self._handshake_s = handshake_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen at `sockets`, as uvicorn does; it has no setting for that time, which is 60 s."""
+        config, loop = self.config, asyncio.get_running_loop()
+
+        def protocol() -> asyncio.Protocol:
+            kind: Any = config.http_protocol_class
+            made: asyncio.Protocol = kind(
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return made
+
+        self.servers = [
+            await loop.create_server(
+                protocol,
+                sock=bound,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=self._handshake_s if config.ssl else None,
+            )
+            for bound in sockets or ()
+        ]
+        self.started = True
 
 
 async def _close(rest: uvicorn.Server, bound: socket.socket, wait_s: float) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from serve_process import PORTS, process
-from serve_ways import X, ask, binary, scaled, slow, tensor
+from serve_ways import X, ask, binary, connected, scaled, slow, tensor
 
 from engine.cli import main
 from engine_serve import __version__ as version
@@ -174,7 +174,8 @@ def test_https_is_served_with_a_certificate(tmp_path: Path) -> None:
                "-keyout", key]  # fmt: skip
     subprocess.run(request, capture_output=True, check=True)
     path = scaled(tmp_path / "net.onnx", 2)
-    with process(path, "--tls-cert", certificate, "--tls-key", key) as served:
+    words = (path, "--tls-cert", certificate, "--tls-key", key, "--read-timeout", 1)
+    with process(*words) as served, connected(served.http) as silent:
         port = served.http.partition(":")[2]
         body = json.dumps({"inputs": [{**tensor(X), "shape": [*X.shape]}]}).encode()
         context = ssl.create_default_context(cafile=str(certificate))
@@ -188,3 +189,4 @@ def test_https_is_served_with_a_certificate(tmp_path: Path) -> None:
         client = rpc.InferenceServerClient(f"localhost:{address}", **certificates)
         assert client.is_server_ready()
         client.close()
+        assert silent.recv(1) == b"", "its handshake does not come"
