@@ -40,19 +40,19 @@ _PART = 1 << 20  # elements that are looked at together
 class _Factors(NamedTuple):
     """The inputs that a kernel multiplies as uint8 by int8, and their zero points, by index.
 
-    unsigned: None where the kernel quantizes it to uint8 itself.
+    None for no such input; the kernel quantizes the unsigned one itself then.
     """
 
     unsigned: int | None
     signed: int
-    unsigned_zero: int = 99
-    signed_zero: int = 99
+    unsigned_zero: int | None = None
+    signed_zero: int | None = None
 
 
 _FACTORS: Mapping[str, Sequence[_Factors]] = {
     "ConvInteger": [_Factors(1, 0, 3, 2)],  # it multiplies the weights by the image
-    "DynamicQuantizeLSTM": [_Factors(None, 1, 99, 9), _Factors(None, 2, 99, 11)],
-    "DynamicQuantizeMatMul": [_Factors(None, 1, 99, 3)],
+    "DynamicQuantizeLSTM": [_Factors(None, 1, None, 9), _Factors(None, 2, None, 11)],
+    "DynamicQuantizeMatMul": [_Factors(None, 1, None, 3)],
     "MatMulInteger": [_Factors(0, 1, 2, 3)],
     "MatMulIntegerToFloat": [_Factors(0, 1, 4, 5)],
     "QAttention": [_Factors(0, 1, 6, 7)],
