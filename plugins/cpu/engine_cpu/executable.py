@@ -24,7 +24,14 @@ from engine_cpu.layout import Layout
 from engine_cpu.options import session_options
 from engine_cpu.risk import may_saturate
 from engine_cpu.run import CpuContext
-from engine_cpu.session import CpuModel, graph_of, look_in, session_from
+from engine_cpu.session import (
+    CpuModel,
+    give_files,
+    graph_of,
+    look_in,
+    session_from,
+    stopping,
+)
 
 if TYPE_CHECKING:
     from engine.types import KernelTime
@@ -44,21 +51,29 @@ def compile_model(loaded: CpuModel, options: CompileOptions) -> CpuExecutable:
         index, reason = next(iter(loaded.unsupported.items()))
         node = graph_of(source).nodes[index]
         raise ModelError(f"{source.name}: {node.op_type} {node.name!r}: {reason}", source.name)
-    if may_saturate(graph_of(source)):
-        from engine_cpu import saturation  # rare
-
-        if saturation.saturates():
-            observed = Observed.now(loaded.read, options, loaded.leads, loaded.patterns)
-            observe = partial(observed.read, has_weights=True)
-            is_exact = options.options.get(saturation.EXACT) == "1"
-            found = saturation.notes_of(loaded, observe, is_exact)
-            loaded.notes = {
-                index: "; ".join(filter(None, (loaded.notes.get(index), found.get(index))))
-                for index in loaded.notes.keys() | found.keys()
-            }
+    notes = _notes(loaded, options)
     if options.progress is not None:
         options.progress("compile", 1, 1)
-    return CpuExecutable(loaded, options)
+    return CpuExecutable(loaded, options, notes)
+
+
+def _notes(loaded: CpuModel, options: CompileOptions) -> Mapping[int, str]:
+    """Return what else placement says of nodes, with those whose products may saturate here."""
+    if not may_saturate(graph_of(loaded.source)):
+        return loaded.notes
+    from engine_cpu import saturation  # rare
+
+    if not saturation.saturates():
+        return loaded.notes
+    observed = Observed.now(loaded.read, options, loaded.leads, loaded.patterns)
+    is_exact = options.options.get(saturation.EXACT) == "1"
+    found = saturation.notes_of(loaded, partial(observed.read, has_weights=True), is_exact)
+    if options.cancel is not None:
+        options.cancel.check()
+    return {
+        index: "; ".join(filter(None, (loaded.notes.get(index), found.get(index))))
+        for index in loaded.notes.keys() | found.keys()
+    }
 
 
 class CpuExecutable:
@@ -66,7 +81,7 @@ class CpuExecutable:
 
     concurrency = 0  # any number of threads may run a session at once
 
-    def __init__(self, loaded: CpuModel, options: CompileOptions) -> None:
+    def __init__(self, loaded: CpuModel, options: CompileOptions, notes: Mapping[int, str]) -> None:
         self.inputs = loaded.inputs
         self.outputs = loaded.outputs
         self._graph_info = graph_of(loaded.source)
@@ -74,7 +89,7 @@ class CpuExecutable:
         if options.precision == "preferred_fp16":
             self._reason += "; in fp32, because it has no faster fp16 kernels here"
         self._rewritten, self._leads = loaded.rewritten, loaded.leads
-        self._notes = loaded.notes
+        self._notes = notes
         self._session = loaded.session
         self._arena = loaded.arena
         self._form = loaded.form
@@ -217,6 +232,7 @@ class Observed:
         self._folder = source.folder if source.data is not None else None
         self._identity = self._identify()
         self._is_secret = source.is_secret
+        self._given: ModelSource | None = None  # one with files in memory
         self._options = options
         self._lock = threading.RLock()  # reentrant: a signal handler may ask too
         self._states: NodeStates | None = None
@@ -239,7 +255,7 @@ class Observed:
             source = replace(source, data=None)
         if source.is_secret and source.data is None:
             return None
-        return cls.now(source, options, leads, patterns)
+        return cls.now(source, replace(options, cancel=None), leads, patterns)
 
     @classmethod
     def now(
@@ -249,11 +265,17 @@ class Observed:
         leads: Mapping[int, int],
         patterns: Sequence[Pattern],
     ) -> Observed:
-        """Prepare for a question that is asked while the model is here."""
+        """Prepare for a question that is asked while the model is here.
+
+        The token of `options` stops the session that is made.
+        """
         # Of the options only what decides on the graph; what is shared is not asked for again.
-        shared = ("thread_pool", "workspace")
-        settings = {key: text for key, text in options.options.items() if key not in shared}
-        return cls(source, CompileOptions(device=options.device, options=settings), leads, patterns)
+        others = ("thread_pool", "workspace", "session.enable_profiling")
+        settings = {key: text for key, text in options.options.items() if key not in others}
+        few = CompileOptions(device=options.device, options=settings, cancel=options.cancel)
+        observed = cls(source, few, leads, patterns)
+        observed._given = source if source.files else None
+        return observed
 
     def states(self) -> NodeStates | None:
         """Return the states, from a session made for the purpose; None where there is none."""
@@ -301,6 +323,8 @@ class Observed:
             prepared = rewrite(self._source, self._patterns)
             model = prepared.data
             folder = prepared.folder if self._source.data is None else folder
+        if self._given is not None:
+            model = give_files(self._given, settings).data or model
         look_in(folder, settings)
         settings.optimized_model_filepath = path
         for key, value in {
@@ -309,4 +333,5 @@ class Observed:
             "session.disable_prepacking": "1",
         }.items():
             settings.add_session_config_entry(key, value)
-        session_from(model, settings)
+        with stopping(settings, self._options.cancel):
+            session_from(model, settings)

@@ -109,8 +109,9 @@ def observed(
             return None
         if has_weights and not is_secret:
             parent = None  # memory that files may take is often small
-        # A secret file goes even where this process is killed; that takes some milliseconds.
-        temporary = temporary_folder if is_secret else _temporary_folder
+        # A secret or large file goes even where this process is killed: some milliseconds more.
+        is_swept = is_secret or has_weights
+        temporary = temporary_folder if is_swept else _temporary_folder
         with temporary("engine-", parent) as folder:
             if not has_weights:
                 os.symlink(os.devnull, folder / "weights")

@@ -131,7 +131,10 @@ def bodies_of(model: memoryview, graph: GraphInfo, needles: Needles) -> Iterator
 
 
 def bodies_in(model: memoryview, needles: Needles) -> Iterator[Body]:
-    """Yield the same of a model that the core has not read, but for functions."""
+    """Yield the main graph of a model that the core has not read, and subgraphs, without functions.
+
+    needles: see bodies_of.
+    """
     reader = NodeReader(ReadingBudget(len(model)))
     for _, part in fields(model, Budget(_FIELDS), {schema.MODEL_GRAPH}):
         yield from _with_inner(_subgraph(part, None, reader), reader, needles)

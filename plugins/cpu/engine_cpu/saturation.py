@@ -21,7 +21,8 @@ from engine.host.interrupts import pass_interrupt
 from engine.types import DType, ModelSource, NodeInfo
 from engine_cpu.known_issues import version
 from engine_cpu.node_states import OptimisedGraph, kernel_nodes, read_optimised
-from engine_cpu.nodes import Body, Needles, bodies_in
+from engine_cpu.nodes import Body, Needles, bodies_in, bodies_of, held_still, view_of
+from engine_cpu.risk import NESTS, QUANTIZED
 from engine_cpu.session import CpuModel, graph_of
 from engine_cpu.tensors import Array, array_of, dims_of, dtype_of
 
@@ -89,25 +90,45 @@ def notes_of(
 ) -> Mapping[int, str]:
     """Return a note for each node whose products may saturate, by its index, and log a warning.
 
-    observe: has the optimised graph written, with its weights, and read, where there is no compiled
-    form. is_exact: the option EXACT is set. Nothing is found where that graph cannot be written.
+    observe: writes the optimised graph with its weights, calls its argument with that path, and
+    returns what it gave; None where it cannot be written. Not used where there is a compiled form.
+    is_exact: the option EXACT is set.
     """
+    source = loaded.source
     try:
-        found = observe(found_in) if loaded.form is None else found_in(loaded.form.graph)
-        if found is None or not found.kernels:
+        if not _has_products(source):
             return {}
-        _warn(loaded.source, found.kernels, is_exact)
+        found = observe(found_in) if loaded.form is None else found_in(loaded.form.graph)
+        if found is None:
+            raise OSError("its optimised graph could not be written")
+        if not found.kernels:
+            return {}
+        _warn(source, found.kernels, is_exact)
         outputs = {name for kernel in found.kernels for name in kernel.outputs if name}
-        graph = graph_of(loaded.source)
         return {
             index: NOTE
-            for kernel, indices in kernel_nodes(graph, found.graph, loaded.rewritten, loaded.leads)
+            for kernel, indices in kernel_nodes(
+                graph_of(source), found.graph, loaded.rewritten, loaded.leads
+            )
             if not outputs.isdisjoint(kernel.outputs)
             for index in indices
         }
     except Exception as error:  # it is only a diagnosis that fails
         pass_interrupt(error)
+        text = "%s: not looked at for products that may saturate: %s"
+        logging.getLogger("engine.cpu").info(text, source.name, error)
         return {}
+
+
+def _has_products(source: ModelSource) -> bool:
+    """Return whether a model has nodes for products of integers, in subgraphs and functions too."""
+    wanted = QUANTIZED - NESTS
+    with held_still(source):
+        return any(
+            node.op_type in wanted
+            for body in bodies_of(view_of(source), graph_of(source), Needles(wanted))
+            for node in body.nodes
+        )
 
 
 def found_in(path: Path) -> Found:
@@ -115,78 +136,108 @@ def found_in(path: Path) -> Found:
     source = ModelSource(format="onnx", path=path, folder=path.parent)
     kernels: list[NodeInfo] = []
     for body in bodies_in(memoryview(path.read_bytes()), Needles(_FACTORS)):
-        known: dict[str, bool] = {}
-        kernels += (node for node in body.nodes if _may_saturate(node, body, source, known))
+        products = _Products(body, source)
+        kernels += (node for node in body.nodes if products.may_saturate(node))
     return Found(read_optimised(path), kernels)
 
 
+_warned = set[str]()
+
+
 def _warn(source: ModelSource, kernels: Sequence[NodeInfo], is_exact: bool) -> None:
+    """Log a warning, once a process: a model is also opened anew from its compiled form."""
     names = [f"{kernel.op_type} {kernel.name!r}" for kernel in kernels[:_SHOWN]]
-    more = ", ..." if len(kernels) > _SHOWN else ""
+    where = ", ".join(names) + (", ..." if len(kernels) > _SHOWN else "")
     advice = "weights of 7 bits are exact everywhere"
     if version() >= _EXACT_ENDS_NO_PROCESS and not is_exact:
         advice += f", and {EXACT} = 1 in [cpu_context] makes most others exact"
-    logging.getLogger("engine").warning(
-        "%s: products may saturate, which makes results wrong, in %s (kernels: %d): on x86 without "
-        "VNNI, as here, onnxruntime adds products of uint8 and int8 in 16 bits; %s: "
-        "docs/convert.md, Saturation",
-        source.name,
-        "kernels of a secret model" if source.is_secret else ", ".join(names) + more,
-        len(kernels),
-        advice,
+    text = (
+        f"{source.name}: products may saturate, which makes results wrong, in "
+        f"{'kernels of a secret model' if source.is_secret else where} (kernels: {len(kernels)}): "
+        "on x86 without VNNI, as here, onnxruntime adds products of uint8 and int8 in 16 bits; "
+        f"{advice}: docs/convert.md, Saturation"
     )
+    if text not in _warned:
+        _warned.add(text)
+        logging.getLogger("engine").warning("%s", text)
 
 
-def _may_saturate(
-    kernel: NodeInfo, body: Body, source: ModelSource, known: dict[str, bool]
-) -> bool:
-    """Return whether a kernel may saturate. known: of weights that were looked at."""
+class _Products:
+    """Kernels of one graph, and what has been found out of their values."""
 
-    def input_of(index: int | None) -> str:
-        return "" if index is None or index >= len(kernel.inputs) else kernel.inputs[index]
+    def __init__(self, body: Body, source: ModelSource) -> None:
+        self._body = body
+        self._source = source
+        self._types: dict[str, DType | None] = {}
+        self._large: dict[str, bool] = {}
 
-    for unsigned, signed, unsigned_zero, signed_zero in _FACTORS.get(kernel.op_type, ()):
-        name = input_of(signed)
-        if not name or _type(name, input_of(signed_zero), body) not in (DType.INT8, None):
-            continue
-        other = input_of(unsigned)
-        if other and _type(other, input_of(unsigned_zero), body) not in (DType.UINT8, None):
-            continue
-        if kernel.op_type == "QLinearConv" and _is_depthwise(kernel, name, body):
-            continue
-        if _exceeds(name, _MOST_SIGNED, body, source, known) and (
-            not other or _exceeds(other, _MOST_UNSIGNED, body, source, known)
-        ):
-            return True
-    return False
+    def may_saturate(self, kernel: NodeInfo) -> bool:
+        """Return whether a kernel may saturate."""
 
+        def input_of(index: int | None) -> str:
+            return "" if index is None or index >= len(kernel.inputs) else kernel.inputs[index]
 
-def _type(name: str, zero: str, body: Body) -> DType | None:
-    """Return the element type of a quantized value and of its zero point; None if unknown."""
-    for value in (zero, name):
-        if value and (tensor := body.constant(value)) is not None:
-            return dtype_of(tensor)
-    at: Body | None = body
-    seen = set[str]()
-    while at is not None and name not in seen:
-        node = at.producer(name)
-        if node is None:
-            if name in at.types:
-                return at.types[name]
-            at = at.outer
-        elif node.op_type == "DynamicQuantizeLinear":
-            return DType.UINT8
-        elif node.op_type == "QuantizeLinear":
-            zero = node.inputs[2] if len(node.inputs) > 2 else ""
-            return _type(zero, "", at) if zero else DType.UINT8
-        elif node.op_type in _MOVES and node.inputs:
-            seen.add(name)
-            name = node.inputs[0]
-            if (tensor := at.constant(name)) is not None:
+        for unsigned, signed, unsigned_zero, signed_zero in _FACTORS.get(kernel.op_type, ()):
+            name, other = input_of(signed), input_of(unsigned)
+            if (
+                name
+                and self._type(name, input_of(signed_zero)) in (DType.INT8, None)
+                and (not other or self._type(other, input_of(unsigned_zero)) in (DType.UINT8, None))
+                and not (
+                    kernel.op_type == "QLinearConv" and _is_depthwise(kernel, name, self._body)
+                )
+                and self._exceeds(name, _MOST_SIGNED)
+                and (not other or self._exceeds(other, _MOST_UNSIGNED))
+            ):
+                return True
+        return False
+
+    def _type(self, name: str, zero: str = "") -> DType | None:
+        """Return the element type of a quantized value and of its zero point; None if unknown."""
+        for value in (zero, name):
+            if value and (tensor := self._body.constant(value)) is not None:
                 return dtype_of(tensor)
-        else:
-            return None
-    return None
+        moved: list[str] = []
+        while name not in self._types:
+            self._types[name] = None  # until it is known
+            moved.append(name)
+            kind, source = self._made(name)
+            if source:
+                name = source
+                continue
+            self._types[name] = kind
+            break
+        for value in moved:
+            self._types[value] = self._types[name]
+        return self._types[name]
+
+    def _made(self, name: str) -> tuple[DType | None, str]:
+        """Return the type of a value by what makes it, or the value that is only moved."""
+        body: Body | None = self._body
+        while body is not None and (node := body.producer(name)) is None:
+            if name in body.types:
+                return body.types[name], ""
+            body = body.outer
+        if body is None or node is None:
+            return None, ""
+        if node.op_type == "DynamicQuantizeLinear":
+            return DType.UINT8, ""
+        if node.op_type == "QuantizeLinear":
+            zero = node.inputs[2] if len(node.inputs) > 2 else ""
+            tensor = body.constant(zero) if zero else None
+            return (None if tensor is None else dtype_of(tensor)) if zero else DType.UINT8, ""
+        if node.op_type in _MOVES and node.inputs:
+            tensor = body.constant(node.inputs[0])
+            return (None, node.inputs[0]) if tensor is None else (dtype_of(tensor), "")
+        return None, ""
+
+    def _exceeds(self, name: str, most: int) -> bool:
+        """Return True where two elements of one sign may have a larger sum than `most`."""
+        if name not in self._large:
+            tensor = self._body.constant(name)
+            elements = None if tensor is None else array_of(tensor, self._source, maps=True)
+            self._large[name] = elements is None or _has_larger_pair(elements, most)
+        return self._large[name]
 
 
 def _is_depthwise(kernel: NodeInfo, weights: str, body: Body) -> bool:
@@ -194,15 +245,6 @@ def _is_depthwise(kernel: NodeInfo, weights: str, body: Body) -> bool:
     tensor = body.constant(weights)
     dims = [] if tensor is None else dims_of(tensor)
     return len(dims) > 2 and dims[1] == 1 and kernel.attributes.get("group", 1) == dims[0] > 1
-
-
-def _exceeds(name: str, most: int, body: Body, source: ModelSource, known: dict[str, bool]) -> bool:
-    """Return True where two elements of one sign may have a larger sum than `most`."""
-    if name not in known:
-        tensor = body.constant(name)
-        elements = None if tensor is None else array_of(tensor, source, maps=True)
-        known[name] = elements is None or _has_larger_pair(elements, most)
-    return known[name]
 
 
 def _has_larger_pair(elements: Array, most: int) -> bool:

@@ -176,7 +176,7 @@ def make_session(
 ) -> ort.InferenceSession:
     """Have ONNX Runtime make a session, until the token is cancelled. Raises ModelError."""
     try:
-        with _stopping(settings, cancel):
+        with stopping(settings, cancel):
             session = session_from(model, settings)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         pass_interrupt(error)
@@ -223,7 +223,7 @@ def _add(settings: ort.SessionOptions, key: str, value: str) -> None:
     settings.add_session_config_entry(key, value)
 
 
-def _stopping(
+def stopping(
     settings: ort.SessionOptions, cancel: CancelToken | None
 ) -> AbstractContextManager[None]:
     """Have ONNX Runtime give up the session that it makes inside when the token is cancelled."""

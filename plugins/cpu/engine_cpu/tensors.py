@@ -78,8 +78,9 @@ def array_of(
 ) -> Array | None:
     """Return a TensorProto's elements, flat; None where they are no numbers, or out of reach.
 
-    source: the model, where external data is to be looked for. maps: large external data is mapped,
-    from a file that nobody writes to; else it is out of reach. bfloat16 comes as float32.
+    source: the model, where external data is to be looked for. maps: map external data of more than
+    64 MiB, from a file that nobody writes to; without it such data is out of reach. bfloat16 comes
+    as float32.
     """
     kind = dtype_of(tensor)
     if kind is None or kind.value not in _INTEGERS | _FLOATS:

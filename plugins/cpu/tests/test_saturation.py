@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine import Model
 from engine.host import processor
-from engine_cpu import saturation
+from engine_cpu import node_states, saturation
 from engine_cpu.known_issues import version
 
 Build = Callable[..., Model]
@@ -192,13 +192,25 @@ def test_a_product_in_a_subgraph_is_in_the_warning(
     assert "in MatMulInteger 'large' (kernels: 1)" in caplog.text
 
 
-def test_a_model_that_is_opened_from_its_compiled_form_says_it_again(
+def test_a_float_model_with_a_subgraph_is_not_compiled_once_more(
+    build: Build, flags: Flags, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags(OLD)
+    monkeypatch.setattr(node_states, "observed", lambda *_: pytest.fail("it is compiled again"))
+    result = helper.make_tensor_value_info("z", TensorProto.FLOAT, None)
+    branches = [
+        helper.make_graph([node(name, ["x"], ["z"])], name, [], [result]) for name in ("Sin", "Cos")
+    ]
+    chosen = node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    build([chosen], ["c:bool", "x:float[2,2]"], ["y:float[]"], 21)
+
+
+def test_a_model_that_is_opened_from_its_compiled_form_is_named_once_in_the_log(
     build: Build, flags: Flags, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     flags(OLD)
     integers(build, LARGE)
     source = written(tmp_path / "model.onnx", tmp_path)
-    caplog.clear()
     [place] = compiled(source).placement()
     assert saturation.NOTE in place.reason
     assert len(caplog.messages) == 1

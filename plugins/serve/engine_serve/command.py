@@ -114,8 +114,8 @@ _SECONDS = click.FloatRange(0, 86400, min_open=True)
     default=10.0,
     type=_SECONDS,
     metavar="S",
-    help="Seconds for a request's headers, for each next part of its body, and for a client to "
-    "take more of its answer.",
+    help="Seconds for the handshake of TLS, for a request's headers, for each next part of its "
+    "body, and for a client to take more of its answer.",
 )
 @click.option(
     "--transfer-timeout",

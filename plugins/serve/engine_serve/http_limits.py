@@ -45,8 +45,8 @@ def limited(
     answer then says that it is its connection's last.
 
     With a token, a new connection beyond the limit takes the place of one that has not shown it, an
-    idle one if there is any: clients without the token cannot keep all places. Which one is random,
-    so that a flood of connections is unlikely to hit a client that is about to show the token.
+    idle one if there is any: clients without the token cannot keep all places. Which one is random:
+    the more of them there are, the less likely it is one that is about to show the token.
     """
     slow = _refusal(
         "408 Request Timeout",
@@ -97,7 +97,8 @@ def limited(
 
         @property
         def is_answering(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete
+            is_running = self.cycle is not None and not self.cycle.response_complete
+            return is_running or self.transport.get_write_buffer_size() > 0
 
         # ------------------------------------------------------------------------- what comes
 
@@ -192,14 +193,19 @@ def limited(
     unauthenticated: set[Limited] = set()  # connections that have not shown the token
 
     def make_room() -> bool:
-        """Close one of them; False where there is none."""
-        idle = [each for each in unauthenticated if not each.is_answering]
+        """Close a connection that has not shown the token; return False where there is none."""
         if not unauthenticated:
             return False
+        idle = [connection for connection in unauthenticated if not connection.is_answering]
         closed = random.choice(idle or [*unauthenticated])
         unauthenticated.remove(closed)
-        closed.relax()
-        closed.transport.abort()
+        if closed.transport.get_extra_info("sslcontext"):  # else its end waits for the client
+            closed.relax()
+            closed.transport.abort()
+            return True
+        if closed.cycle is None and not closed.is_begun:
+            closed.transport.write(_BUSY)
+        closed.end()
         return True
 
     return Limited

@@ -42,8 +42,9 @@ _log = logging.getLogger("engine_serve")
 class Settings:
     """How to serve. A port of 0 is one that is free, None is none.
 
-    most_bytes: of a request; most_bytes_together: of all that are here, over REST. pause_s: for a
-    request's headers, for each next part of its body, and until a client takes more of its answer.
+    most_bytes: of a request; most_bytes_together: of all that are here, over REST. pause_s: for the
+    handshake of TLS, a request's headers, each next part of its body, and until a client takes more
+    of its answer.
     transfer_s: for a whole request, and a whole answer. connections: of REST at once, and calls of
     gRPC. connection_age_s: of gRPC's connections, after which clients connect anew; 0 for any.
     idle_s: for which a connection of REST stays without a request; stream_idle_s: likewise a stream
@@ -237,7 +238,10 @@ class _Rest(uvicorn.Server):
         self._handshake_s = handshake_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen at `sockets`, as uvicorn does; it has no setting for that time, which is 60 s."""
+        """Listen at `sockets`, as uvicorn does without an application's lifespan.
+
+        uvicorn has no setting for that time, which is 60 s.
+        """
         config, loop = self.config, asyncio.get_running_loop()
 
         def protocol() -> asyncio.Protocol:
