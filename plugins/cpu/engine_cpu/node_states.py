@@ -8,10 +8,8 @@ into the kernel of a neighbour, or left out.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -109,10 +107,8 @@ def observed(
             return None
         if has_weights and not is_secret:
             parent = None  # memory that files may take is often small
-        # A secret or large file goes even where this process is killed: some milliseconds more.
-        is_swept = is_secret or has_weights
-        temporary = temporary_folder if is_swept else _temporary_folder
-        with temporary("engine-", parent) as folder:
+        # It goes even where this process is killed, as workers are; that takes some milliseconds.
+        with temporary_folder("engine-", parent) as folder:
             if not has_weights:
                 os.symlink(os.devnull, folder / "weights")
             write(str(folder / "graph"), "weights")
@@ -120,12 +116,6 @@ def observed(
     except Exception as error:  # ONNX Runtime's own; it is only a diagnosis that fails
         pass_interrupt(error)
         return None
-
-
-@contextmanager
-def _temporary_folder(prefix: str, parent: Path | None) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as path:
-        yield Path(path)
 
 
 def kernel_nodes(

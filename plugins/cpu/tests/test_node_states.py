@@ -30,7 +30,7 @@ def test_a_secret_graph_is_not_written_where_there_is_no_memory_folder(
 ) -> None:
     monkeypatch.setattr(node_states_module, "MEMORY_FOLDER", str(tmp_path / "absent"))
     made = []
-    monkeypatch.setattr(node_states_module.tempfile, "mkdtemp", lambda **_: made.append(1))
+    monkeypatch.setattr(node_states_module, "temporary_folder", lambda *_: made.append(1))
     source = replace(open_source(path), data=path.read_bytes(), is_secret=True)
     assert set(states(compiled(source)).values()) == {RUNS}
     assert made == []
