@@ -324,7 +324,8 @@ class Observed:
             model = prepared.data
             folder = prepared.folder if self._source.data is None else folder
         if self._given is not None:
-            model = give_files(self._given, settings).data or model
+            given = give_files(self._given, settings)
+            model = model if self._source is not None else given.data or model
         look_in(folder, settings)
         settings.optimized_model_filepath = path
         for key, value in {

@@ -110,10 +110,11 @@ class _Fusions:
         values = [node.inputs[i] for i in VALUES[node.op_type] if i < len(node.inputs)]
         sources = [self._dequantizer(name) for name in values]
         activations = sources[:1] if node.op_type in _WEIGHTED else sources
-        if not activations or activations[0] is None:
+        is_product = node.op_type in _WEIGHTED or node.op_type == "ConvTranspose"
+        if len(sources) < 1 + is_product or activations[0] is None:  # a function of that name
             return ""
         results = list(self._quantizers(node))
-        if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") and sources[1] is None:
+        if is_product and sources[1] is None:
             if results and not self._is_made(values[1]):
                 return _ROUNDED
             return ""

@@ -302,3 +302,21 @@ def test_a_model_as_tools_quantize_it_stays_in_integers(build: Build, tmp_path: 
     model = engine.load(tmp_path / "model.onnx", target="cpu")
     states = {place.op_type: str(place.state) for place in model.placement}
     assert states["Relu"] != "runs"  # in the convolution's kernel
+
+
+@pytest.mark.parametrize("name", ["Identity", "DequantizeLinear", "Conv"])
+def test_a_function_may_be_named_as_an_operator(build: Build, name: str) -> None:
+    opsets = [helper.make_opsetid("", 21)]
+    inputs = ["v"] if name == "Conv" else []
+    one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
+    result = node("Neg", inputs, ["o"]) if inputs else node("Constant", [], ["o"], value=one)
+    function = helper.make_function("my", name, inputs, ["o"], [result], opsets)
+    nodes, constants = weights(WEIGHTS, SCALES)
+    nodes += [node(name, ["x_d"] if inputs else [], ["f"], domain="my"),
+              node("Add", ["f", "wd"], ["a"]), node("MatMul", ["x_d", "a"], ["y"])]  # fmt: skip
+    model = build([*quantized("x"), *nodes], ["x:float[8,8]"], ["y:float[]"], 21,
+                  {**ACTIVATIONS, **constants}, {"my": 1}, functions=[function])  # fmt: skip
+    x = np.concatenate([X, X])
+    given = rounded(x, X_SCALE, 3)
+    factor = (-given if inputs else 1) + WEIGHTS * SCALES
+    np.testing.assert_allclose(model(x=x)["y"], given @ factor, rtol=1e-3, atol=1e-3)
